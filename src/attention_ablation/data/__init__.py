@@ -1,0 +1,1 @@
+"""The corpus as one stream of tokens: sources, tokenizers, part files, order of reading."""

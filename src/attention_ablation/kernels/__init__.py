@@ -1,0 +1,1 @@
+"""Latent attention as one operator: the readable reference and the fast paths beside it."""

@@ -1,0 +1,1 @@
+"""The language model: latent attention, transformer, initialisation, published and own checkpoints."""

@@ -1,0 +1,1 @@
+"""Training of one run: schedule, DeepSpeed engine, loop, autosave."""
