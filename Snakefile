@@ -1,0 +1,59 @@
+from snakemake.exceptions import WorkflowError
+from snakemake.utils import min_version
+
+from attention_ablation import identity
+from attention_ablation.config import load_study
+from attention_ablation.errors import UserError
+from attention_ablation.workflow import (
+    code,
+    gpus_a_run,
+    hold_lock,
+    run_environment,
+    store_study,
+    untracked,
+)
+
+min_version("9.27")
+
+# One study, one file: config.yaml, or the one that --configfile names; --config lays single values over it.
+try:
+    study = load_study(
+        workflow.config_settings.configfiles, workflow.config_settings.config
+    )
+except UserError as error:
+    raise WorkflowError(str(error)) from None
+
+study_file = untracked(store_study(study))
+corpus = identity.corpus_name(study)
+data = identity.data_name(study)
+runs = list(identity.runs(study))
+evaluation = identity.evaluation_digest(study)
+dataset = untracked(f"results/data/{data}/parts-{study.data.parts}/dataset.json")
+
+run_environment()
+
+
+wildcard_constraints:
+    corpus=corpus,
+    data=data,
+    part=r"\d{5}",
+    run="|".join(runs),
+    evaluation=evaluation,
+    study=study.study,
+
+
+include: "workflow/rules/data.smk"
+include: "workflow/rules/training.smk"
+include: "workflow/rules/evaluation.smk"
+include: "workflow/rules/aggregation.smk"
+include: "workflow/rules/figures.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        rules.figure.output,
+
+
+onstart:
+    hold_lock()

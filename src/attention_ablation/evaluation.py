@@ -1,0 +1,136 @@
+"""Score every snapshot of a run on the validation split, window by window."""
+
+import logging
+import math
+import platform
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from attention_ablation.data.stream import TokenStream
+from attention_ablation.errors import UserError
+from attention_ablation.evaluation_schema import SCHEMA, write_evaluation
+from attention_ablation.files import write_json
+from attention_ablation.kernels.latent_attention import choose_implementation
+from attention_ablation.model.snapshots import load_snapshot
+from attention_ablation.training.engine import choose_device
+from attention_ablation.training.state import read_manifest
+
+log = logging.getLogger(__name__)
+
+
+def evaluate(
+    run: str,
+    identity: dict[str, Any],
+    *,
+    snapshots: Path,
+    dataset: Path,
+    dataset_name: str,
+    tokens: int,
+    precision: Literal["float32", "bfloat16"],
+    batch: int,
+    device: str,
+    threads: int,
+    attention: str,
+    output: Path,
+    sidecar: Path,
+    report: Callable[[int, int], None],
+) -> None:
+    """Write one row a (snapshot, window) over the first `tokens` tokens of the stream; see `evaluation_schema`.
+
+    Window k reads tokens kT .. kT+T-1 and predicts each one's successor, the last window may be short, so the
+    token counts of a snapshot sum to `tokens` - 1. Raises UserError for a snapshot that is missing or changed,
+    of another run, or scored as NaN.
+    """
+    torch.set_num_threads(threads)
+    device = choose_device(device)
+    attention, reason = choose_implementation(attention, device)
+    log.info("attention path: %s (%s)", attention, reason)
+    context = identity["training"]["context"]
+    text = TokenStream.open(dataset).read(0, tokens).astype(np.int64)
+    windows = list(batches_of_windows(torch.from_numpy(text), context=context, batch=batch))
+    entries = read_manifest(snapshots)
+    expected = identity["training"]["checkpoint_steps"]
+    if [entry["step"] for entry in entries] != expected:
+        raise UserError(
+            f"{snapshots}: has steps {[entry['step'] for entry in entries]}, the run's grid is {expected}"
+        )
+
+    tables, model = [], None
+    for done, entry in enumerate(entries):
+        path = snapshots / entry["file"]
+        if model is None:
+            model = load_snapshot(path, attention=attention).to(device)
+        else:
+            model.load_state_dict(load_file(path, device=device))  # the model is built once
+        losses, counts = score_windows(model, windows, precision=precision)
+        bad = np.flatnonzero(~np.isfinite(losses))
+        if len(bad):
+            raise UserError(f"run {run}: loss is {losses[bad[0]]} at step {entry['step']}, window {bad[0]}")
+        n = len(losses)
+        columns = {
+            "run": [run] * n,
+            "variant": [identity["variant"]] * n,
+            "arm": [identity["arm"]] * n,
+            "seed": [identity["training"]["seed"]] * n,
+            "dataset": [dataset_name] * n,
+            "step": [entry["step"]] * n,
+            "tokens_seen": [entry["tokens_seen"]] * n,
+            "sequence": list(range(n)),
+            "token_count": counts,
+            "loss_sum": losses,
+        }
+        tables.append(pa.table(columns, schema=SCHEMA))
+        log.info("step %d: %.4f nats a token", entry["step"], math.fsum(losses) / sum(counts))
+        report(done + 1, len(entries))
+    write_evaluation(output, pa.concat_tables(tables))
+    write_json(
+        sidecar,
+        {
+            "run": run,
+            "identity": identity,
+            "evaluation": {"dataset": dataset_name, "tokens": tokens, "precision": precision},
+            "execution": {
+                "device": device,
+                "threads": threads,
+                "batch": batch,
+                "attention": attention,
+                "torch": torch.__version__,
+                "host": platform.node(),
+            },
+        },
+    )
+
+
+def batches_of_windows(text: Tensor, *, context: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and targets (N, T) of all windows over `text`, in order; a short last window comes alone, unpadded."""
+    whole = (len(text) - 1) // context
+    inputs = text[: whole * context].view(whole, context)
+    targets = text[1 : whole * context + 1].view(whole, context)
+    yield from zip(inputs.split(batch), targets.split(batch), strict=True)
+    if whole * context < len(text) - 1:
+        yield text[None, whole * context : -1], text[None, whole * context + 1 :]
+
+
+@torch.inference_mode()
+def score_windows(
+    model: torch.nn.Module, windows: list[tuple[Tensor, Tensor]], *, precision: Literal["float32", "bfloat16"]
+) -> tuple[list[float], list[int]]:
+    """Summed loss (nats, added in float64) and token count of each window."""
+    device = next(model.parameters()).device
+    losses: list[float] = []
+    counts: list[int] = []
+    for inputs, targets in windows:
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+            logits = model(inputs.to(device))
+        each = F.cross_entropy(logits.float().transpose(1, 2), targets.to(device), reduction="none")
+        losses += each.double().sum(dim=1).tolist()
+        counts += [targets.shape[1]] * len(targets)
+    return losses, counts

@@ -1,0 +1,243 @@
+"""Train one run: from its identity to published snapshots, resumable at any moment."""
+
+import json
+import logging
+import math
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attention_ablation.data.order import read_batch, window_count, windows_of_step
+from attention_ablation.data.stream import TokenStream
+from attention_ablation.errors import UserError
+from attention_ablation.files import write_json, write_text
+from attention_ablation.kernels.latent_attention import choose_implementation
+from attention_ablation.model.config import ModelConfig, Scaling
+from attention_ablation.model.initialization import initialize
+from attention_ablation.model.snapshots import save_snapshot
+from attention_ablation.model.transformer import LanguageModel
+from attention_ablation.training import state
+from attention_ablation.training.engine import Engine, choose_device
+from attention_ablation.training.plan import ExecutionPlan, TrainingPlan
+
+METRICS_EVERY = 10  # steps between two reads of the device's results: each read waits for the device
+MICRO_BATCH_TOKENS = 4_096  # of an automatic micro-batch
+
+log = logging.getLogger(__name__)
+
+Report = Callable[[int, int, float], None]  # steps done, steps in all, loss
+
+
+def train(
+    name: str,
+    identity: dict[str, Any],
+    execution: ExecutionPlan,
+    *,
+    dataset: Path,
+    allow_epochs: bool,
+    state_folder: Path,
+    output: Path,
+    report: Report,
+) -> None:
+    """Train run `name` and publish `snapshots/`, `metrics.jsonl` and `run.json` in `output`.
+
+    Starts from the newest whole autosave in `state_folder`; a run that is finished there is only published.
+    Raises UserError for a corpus too short and for a loss that is not finite.
+    """
+    plan = TrainingPlan(**identity["training"])
+    torch.set_num_threads(execution.threads)
+    stream = TokenStream.open(dataset)
+    with state.locked(state_folder):
+        state.keep_only_if_of(state_folder, identity, stream.sha256)
+        snapshots = state_folder / "snapshots"
+        if not (snapshots / state.MANIFEST).exists():
+            stream.verify()
+            windows = _check_length(stream, plan, allow_epochs=allow_epochs)
+            _run_to_the_end(name, identity, plan, execution, stream, windows, state_folder, report)
+        else:
+            log.info("finished before: publishing its snapshots")
+        state.read_manifest(snapshots)
+        output.mkdir(parents=True, exist_ok=True)
+        for file in ("metrics.jsonl", "run.json"):
+            write_text(output / file, (state_folder / file).read_text(encoding="utf-8"))
+        state.publish(snapshots, output / "snapshots")
+
+
+def _run_to_the_end(
+    name: str,
+    identity: dict[str, Any],
+    plan: TrainingPlan,
+    execution: ExecutionPlan,
+    stream: TokenStream,
+    windows: int,
+    folder: Path,
+    report: Report,
+) -> None:
+    device = choose_device(execution.device)
+    attention, reason = choose_implementation(execution.attention, device)
+    log.info("attention path: %s (%s)", attention, reason)
+    micro_batch = choose_micro_batch(execution.micro_batch, plan)
+    model = LanguageModel(ModelConfig(**identity["model"]), Scaling(**identity["scaling"]), attention=attention)
+    initialize(model, seed=plan.seed, std=plan.initialization_std)
+    engine = Engine(model.to(device), plan, device=device, micro_batch=micro_batch)
+    resumed_from = _resume(engine, plan, folder)
+    sidecar = {
+        "run": name,
+        "identity": identity,
+        "stream": stream.sha256,
+        "execution": _facts(execution, device=device, attention=attention, micro_batch=micro_batch),
+    }
+    write_json(folder / "run.json", sidecar)
+
+    metrics = Metrics(folder / "metrics.jsonl", plan, steps_done=resumed_from)
+    saved_at = time.monotonic()
+    while engine.steps_done < plan.steps:
+        numbers = windows_of_step(engine.steps_done, windows=windows, batch=plan.sequences, seed=plan.seed)
+        inputs, targets = read_batch(stream, numbers, offset=plan.validation_tokens, context=plan.context)
+        metrics.add(engine.steps_done, engine.step(torch.from_numpy(inputs), torch.from_numpy(targets)))
+        step = engine.steps_done
+        if step % METRICS_EVERY == 0 or step in plan.checkpoint_steps:
+            report(step, plan.steps, metrics.flush())
+        if step in plan.checkpoint_steps:
+            metadata = {
+                "run": name,
+                "model": identity["model"],
+                "scaling": identity["scaling"],
+                "identity": identity,
+                "step": step,
+                "tokens_seen": step * plan.batch_tokens,
+            }
+            save_snapshot(folder / "snapshots" / _snapshot_name(step), engine.weights(), metadata)
+        due = time.monotonic() - saved_at >= 60 * execution.autosave_minutes
+        due |= execution.autosave_steps > 0 and step % execution.autosave_steps == 0
+        if due and step < plan.steps:
+            report(step, plan.steps, metrics.flush())
+            _autosave(engine, folder)
+            saved_at = time.monotonic()
+    entries = [
+        {"file": _snapshot_name(step), "step": step, "tokens_seen": step * plan.batch_tokens}
+        for step in plan.checkpoint_steps
+    ]
+    state.write_manifest(folder / "snapshots", entries)
+    for path in state.autosaves(folder):
+        state.remove_autosave(path)
+
+
+def _snapshot_name(step: int) -> str:
+    return f"step-{step:08d}.safetensors"
+
+
+def _check_length(stream: TokenStream, plan: TrainingPlan, *, allow_epochs: bool) -> int:
+    """Windows to train on; refuses a corpus that the run would read more than once."""
+    windows = window_count(stream.length - plan.validation_tokens, plan.context)
+    wanted = plan.steps * plan.sequences
+    if windows < 1 or (wanted > windows and not allow_epochs):
+        raise UserError(
+            f"training.tokens: {wanted * plan.context:,} asked for, but after {plan.validation_tokens:,} validation "
+            f"tokens the corpus has {max(0, windows) * plan.context:,}; ask for fewer, or set training.epochs: allow"
+        )
+    return windows
+
+
+def choose_micro_batch(requested: int | str, plan: TrainingPlan) -> int:
+    """Sequences a forward pass: as asked, or the largest divisor of the batch within MICRO_BATCH_TOKENS."""
+    if requested != "auto":
+        return int(requested)
+    fitting = [
+        n for n in range(1, plan.sequences + 1) if plan.sequences % n == 0 and n * plan.context <= MICRO_BATCH_TOKENS
+    ]
+    return max(fitting, default=1)
+
+
+def _resume(engine: Engine, plan: TrainingPlan, folder: Path) -> int:
+    """Load the newest whole autosave; returns the step it stood at."""
+    found = state.newest_whole_autosave(folder)
+    if found is None:
+        log.info("starting at step 0 of %d", plan.steps)
+        return 0
+    step, path = found
+    engine.load(str(path.parent), path.name)
+    log.info("resuming at step %d of %d", step, plan.steps)
+    return step
+
+
+def _autosave(engine: Engine, folder: Path) -> None:
+    tag = f"step-{engine.steps_done}"
+    engine.save(str(folder / "autosave"), tag)
+    state.write_manifest(folder / "autosave" / tag)
+    state.drop_old_autosaves(folder)
+    log.info("autosaved at step %d", engine.steps_done)
+
+
+def _facts(execution: ExecutionPlan, *, device: str, attention: str, micro_batch: int) -> dict[str, Any]:
+    """What the run was executed with, `auto` resolved."""
+    import deepspeed
+
+    return asdict(execution) | {
+        "device": device,
+        "device_name": torch.cuda.get_device_name()
+        if device == "cuda"
+        else platform.processor() or platform.machine(),
+        "attention": attention,
+        "micro_batch": micro_batch,
+        "processes": 1,
+        "torch": torch.__version__,
+        "deepspeed": deepspeed.__version__,
+        "python": platform.python_version(),
+        "host": platform.node(),
+    }
+
+
+class Metrics:
+    """The run's metrics file: one JSON object a step, appended every few steps.
+
+    `step` counts updates done; `loss` (nats a token) and `gradient_norm` are of the batch that made the update.
+    """
+
+    def __init__(self, path: Path, plan: TrainingPlan, *, steps_done: int) -> None:
+        self._path = path
+        self._plan = plan
+        self._pending: list[tuple[int, dict[str, Any]]] = []
+        self._since = time.monotonic()
+        self._loss = math.nan
+        # What was written after the autosave that this process starts from will be written again.
+        rows = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        write_text(path, "".join(rows[:steps_done]))
+
+    def add(self, step: int, values: dict[str, Any]) -> None:
+        """Keep one update's results, of the 0-based step `step`; nothing is read from the device yet."""
+        self._pending.append((step, values))
+
+    def flush(self) -> float:
+        """Append what was added; returns the newest loss. Raises UserError for one that is not finite."""
+        if not self._pending:
+            return self._loss
+        numbers = torch.stack(
+            [torch.stack([values["loss"], values["gradient_norm"]]) for _, values in self._pending]
+        ).tolist()
+        speed = len(self._pending) * self._plan.batch_tokens / (time.monotonic() - self._since)
+        with self._path.open("a", encoding="utf-8") as file:
+            for (step, values), (loss, gradient_norm) in zip(self._pending, numbers, strict=True):
+                if not math.isfinite(loss) or not math.isfinite(gradient_norm):
+                    raise UserError(
+                        f"training broke down: loss {loss}, gradient norm {gradient_norm} at step {step} "
+                        f"(learning rate {values['learning_rate']:.3g}); lower training.learning_rate"
+                    )
+                row = {
+                    "step": step + 1,
+                    "tokens_seen": (step + 1) * self._plan.batch_tokens,
+                    "loss": loss,
+                    "learning_rate": values["learning_rate"],
+                    "gradient_norm": gradient_norm,
+                    "tokens_per_second": round(speed),
+                }
+                file.write(json.dumps(row) + "\n")
+        self._pending.clear()
+        self._since = time.monotonic()
+        self._loss = numbers[-1][0]
+        return self._loss

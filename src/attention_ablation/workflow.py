@@ -1,0 +1,65 @@
+"""What the Snakefile needs beside the study: untracked values, code fingerprints, one lock."""
+
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from attention_ablation import identity
+from attention_ablation.config import Study
+from attention_ablation.errors import UserError
+from attention_ablation.files import write_text
+
+STATE = Path("results/.state")
+
+_held: list[TextIO] = []  # locks are held as long as the process lives
+
+
+def untracked(value: Any) -> Callable[..., Any]:
+    """A value for `params:` that is no reason to run again: Snakemake ignores those computed from resources."""
+    return lambda wildcards, resources: value
+
+
+def code(step: str) -> list[str]:
+    """One string a source file of a step, for `params:`; Snakemake then names the edited file as its reason."""
+    return [f"{path} {hash_}" for path, hash_ in identity.code_of(step).items()]
+
+
+def store_study(study: Study) -> str:
+    """Write the validated study for the jobs, under a name made from its content; returns the path."""
+    text = json.dumps(study.model_dump(mode="json"), indent=1)
+    path = STATE / "studies" / f"{identity.digest(text)}.json"
+    if not path.exists():
+        write_text(path, text)
+    return str(path)
+
+
+def run_environment() -> None:
+    """Put this Python's own `bin` first, so that the rules' `ablation` is this environment's."""
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+
+
+def gpus_a_run(study: Study) -> int:
+    """GPUs that one training asks of Snakemake; the profile hands out at most one at a time."""
+    if study.execution.device == "cpu":
+        return 0
+    return int(study.execution.device == "cuda" or any(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def hold_lock(path: Path = STATE / "snakemake.lock") -> None:
+    """One Snakemake at a time in a checkout. The kernel drops the lock with the process, however it ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip()
+        raise UserError(f"another snakemake is at work here ({owner}): wait for it or end it") from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {os.uname().nodename}")
+    file.flush()
+    _held.append(file)

@@ -1,0 +1,18 @@
+rule train:
+    input:
+        stream=ancient(f"results/data/{data}/stream.json"),
+    output:
+        snapshots=directory("results/runs/{run}/snapshots"),
+        metrics="results/runs/{run}/metrics.jsonl",
+        sidecar="results/runs/{run}/run.json",
+    log:
+        "logs/train/{run}.log",
+    threads: study.execution.threads
+    resources:
+        gpu=gpus_a_run(study),
+    params:
+        study=study_file,
+        dataset=dataset,
+    shell:
+        "ablation train --configfile {params.study} --run {wildcards.run} --dataset {params.dataset}"
+        " --output results/runs/{wildcards.run} 2> {log}"
