@@ -1,7 +1,7 @@
 """MLA, GLA and MLRA as one module (paper, section "One family of attention").
 
 Shapes: B batch, T tokens, H heads, G groups, J branches, L = J*G latents, C latent dim; head dims Dn (nope,
-also value) and Dr (rope), D = Dn + Dr; N = H/G heads of one group times 2*Dn. `x_BTHD` is a tensor of that shape.
+also value) and Dr (rope), D = Dn + Dr; N = H/G heads of one group times 2*Dn. `x_BTHD` has that shape.
 """
 
 from typing import NamedTuple
@@ -82,5 +82,6 @@ class LatentAttention(nn.Module):
         # One batched product for all latents: (L, B*T, C) @ (L, C, N).
         kv_LSN = torch.bmm(latents_BTLC.flatten(0, 1).transpose(0, 1), self.key_value_up)
         kv = kv_LSN.view(J, G, B, T, config.heads // G, 2, config.nope_dim)
-        kv_JBTHKD = kv.permute(0, 2, 3, 1, 4, 5, 6).flatten(3, 4)  # heads group by group
-        return kv_JBTHKD[..., 0, :], rotate(k_rope, rotation), kv_JBTHKD[..., 1, :]
+        kv_JBTH2D = kv.permute(0, 2, 3, 1, 4, 5, 6).flatten(3, 4)  # heads group by group
+        k_nope, v = kv_JBTH2D.unbind(-2)  # two selections instead would each fill a gradient of zeros
+        return k_nope, rotate(k_rope, rotation), v

@@ -40,7 +40,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(shape))
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
-        """`scale`, a 0-d tensor, multiplies the result (by way of the weight, which is the smaller factor)."""
+        """`scale`, a 0-d tensor, multiplies the result (by way of the weight, the smaller factor)."""
         weight = self.weight if scale is None else self.weight * scale
         # The weight outside of rms_norm: inside, forward and backward of (8, 256, 192) took 2.7 ms, not 1.4.
         normalised = F.rms_norm(x.float(), x.shape[-1:], eps=NORM_EPSILON)

@@ -50,7 +50,7 @@ CONFIG_KEYS = {
 
 @dataclass(frozen=True)
 class Correspondence:
-    """One tensor of theirs: ours of this name, or its slice `latent`, transposed where theirs is (out, in)."""
+    """One tensor of theirs: ours of that name, or its slice `latent`; transposed where it is (out, in)."""
 
     ours: str
     theirs: str
