@@ -276,7 +276,10 @@ def _loss_deltas(study: Study, options: argparse.Namespace) -> None:
             {"run": run, "variant": of["variant"], "arm": of["arm"], "seed": of["training"]["seed"]}
             for run, of in identity.runs(study).items()
         ],
-        [comparison.model_dump() for comparison in study.comparisons],
+        [
+            {"name": comparison.name, "baseline": comparison.baseline, "treatment": comparison.treatment}
+            for comparison in study.comparisons
+        ],
         confidence=study.statistics.confidence,
         blocks=study.statistics.blocks,
         sql=identity.SQL,

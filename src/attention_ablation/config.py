@@ -29,6 +29,7 @@ from attention_ablation.errors import UserError
 from attention_ablation.model.config import ModelConfig, Scaling
 
 DEFAULT_STUDY = Path("config.yaml")
+CONFIDENCES = (0.8, 0.9, 0.95, 0.99)  # of workflow/sql/student_t.csv
 
 
 def _number(value: Any) -> Any:
@@ -321,12 +322,18 @@ class Evaluation(Strict):
 class Statistics(Strict):
     """How sure the deltas are."""
 
-    confidence: Annotated[Literal[0.8, 0.9, 0.95, 0.99], BeforeValidator(_number)] = Field(
-        0.95, description="level of the intervals"
-    )
+
+    confidence: Fraction = Field(0.95, description=f"level of the intervals, one of {CONFIDENCES}")
     blocks: Annotated[int, BeforeValidator(_number), Field(ge=30)] = Field(
         32, description="contiguous blocks of validation windows, for intervals within a seed"
     )
+
+    @field_validator("confidence")
+    @classmethod
+    def _confidence_is_tabled(cls, value: float) -> float:
+        if value not in CONFIDENCES:
+            raise ValueError(f"valid are {', '.join(map(str, CONFIDENCES))}: the t quantiles are a table")
+        return value
 
 
 FigureFormat = Literal["svg", "png", "pdf", "html"]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attention_ablation.data.stream import TokenStream
 from attention_ablation.errors import UserError
-from attention_ablation.evaluation_schema import SCHEMA, write_evaluation
+from attention_ablation.evaluation_schema import EVALUATION_SCHEMA, write_evaluation
 from attention_ablation.files import write_json
 from attention_ablation.kernels.latent_attention import choose_implementation
 from attention_ablation.model.snapshots import load_snapshot
@@ -87,7 +87,7 @@ def evaluate(
             "token_count": counts,
             "loss_sum": losses,
         }
-        tables.append(pa.table(columns, schema=SCHEMA))
+        tables.append(pa.table(columns, schema=EVALUATION_SCHEMA))
         log.info("step %d: %.4f nats a token", entry["step"], math.fsum(losses) / sum(counts))
         report(done + 1, len(entries))
     write_evaluation(output, pa.concat_tables(tables))
