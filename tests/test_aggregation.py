@@ -123,9 +123,7 @@ def test_equals_plain_numpy(tmp_path_factory, windows, blocks, checkpoints, seed
         if seeds > 1:
             row = at_step[None]
             low, high = stats.t.interval(confidence, seeds - 1, np.mean(deltas), stats.sem(deltas))
-            assert (row["delta"], row["standard_error"]) == pytest.approx(
-                (np.mean(deltas), stats.sem(deltas))
-            )
+            assert (row["delta"], row["standard_error"]) == pytest.approx((np.mean(deltas), stats.sem(deltas)))
             assert (row["ci_low"], row["ci_high"]) == pytest.approx((low, high), rel=1e-9, abs=1e-12)
             assert (row["interval_kind"], row["seeds"]) == ("seeds", seeds)
 
@@ -164,9 +162,7 @@ def test_order_of_files_runs_and_rows_leaves_the_bytes(tmp_path):
     aggregate(tmp_path / "b", paths_again, [runs[i] for i in (3, 0, 7, 1, 6, 2, 5, 4)])
     results = [(tmp_path / f / "results" / "loss_deltas.parquet").read_bytes() for f in "ab"]
     assert results[0] == results[1]
-    assert read_loss_deltas(tmp_path / "a" / "results" / "loss_deltas.parquet").schema.equals(
-        LOSS_DELTA_SCHEMA
-    )
+    assert read_loss_deltas(tmp_path / "a" / "results" / "loss_deltas.parquet").schema.equals(LOSS_DELTA_SCHEMA)
     assert [p.name for p in (tmp_path / "a" / "results").iterdir()] == ["loss_deltas.parquet"]
 
 
@@ -258,9 +254,7 @@ BROKEN = {
 
 def shifted_tokens(table: pa.Table) -> pa.Table:
     seen = [value + 1 for value in table["tokens_seen"].to_pylist()]
-    return table.set_column(
-        table.column_names.index("tokens_seen"), EVALUATION_SCHEMA.field("tokens_seen"), [seen]
-    )
+    return table.set_column(table.column_names.index("tokens_seen"), EVALUATION_SCHEMA.field("tokens_seen"), [seen])
 
 
 @pytest.mark.parametrize("case", BROKEN)
@@ -318,8 +312,6 @@ def test_wrong_settings_are_refused_with_the_numbers(tmp_path):
     with pytest.raises(UserError, match=r"0\.68 .*0\.8, 0\.9, 0\.95, 0\.99"):
         aggregate(tmp_path, paths, runs, confidence=0.68)
     with pytest.raises(UserError, match=r"comparison query: .*scaled_query"):
-        aggregate(
-            tmp_path, paths, runs, [{"name": "query", "baseline": "scaled", "treatment": "scaled_query"}]
-        )
+        aggregate(tmp_path, paths, runs, [{"name": "query", "baseline": "scaled", "treatment": "scaled_query"}])
     with pytest.raises(UserError, match=r"comparison scaling is given 2 times"):
         aggregate(tmp_path, paths, runs, [SCALING, SCALING])

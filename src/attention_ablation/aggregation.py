@@ -31,9 +31,7 @@ STUDENT_T_FILE = "student_t.csv"
 # Fewer blocks make the standard error itself too uncertain to draw a band from.
 FEWEST_BLOCKS = 30
 
-RUN_SCHEMA = pa.schema(
-    [("run", pa.string()), ("variant", pa.string()), ("arm", pa.string()), ("seed", pa.int64())]
-)
+RUN_SCHEMA = pa.schema([("run", pa.string()), ("variant", pa.string()), ("arm", pa.string()), ("seed", pa.int64())])
 COMPARISON_SCHEMA = pa.schema([("name", pa.string()), ("baseline", pa.string()), ("treatment", pa.string())])
 
 

@@ -273,6 +273,13 @@ class Training(Strict):
         "current", description="digest of an older training code, to keep using the runs that it trained"
     )
 
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_are_distinct(cls, value: list[int]) -> list[int]:
+        if len(set(value)) < len(value):
+            raise ValueError("every seed once")
+        return value
+
     @property
     def steps(self) -> int:
         """Optimiser steps."""
@@ -285,10 +292,10 @@ class Training(Strict):
 
     @cached_property
     def checkpoint_steps(self) -> list[int]:
-        """The checkpoint grid, ascending. Step 0 is not on it: the arms are equal there."""
+        """The checkpoint grid, ascending. Steps 0 and 1 are not on it: the first update has rate 0, the arms are equal."""
         steps, grid = self.steps, self.checkpoints
         even = [round(steps * k / grid.even) for k in range(1, grid.even + 1)]
-        start, ratio = max(1, -(-steps // 100)), 0.0
+        start, ratio = max(2, -(-steps // 100)), 0.0
         if grid.early and even[0] > start:
             ratio = (even[0] / start) ** (1 / grid.early)
         early = [round(start * ratio**k) for k in range(grid.early)] if ratio else []
@@ -321,7 +328,6 @@ class Evaluation(Strict):
 
 class Statistics(Strict):
     """How sure the deltas are."""
-
 
     confidence: Fraction = Field(0.95, description=f"level of the intervals, one of {CONFIDENCES}")
     blocks: Annotated[int, BeforeValidator(_number), Field(ge=30)] = Field(

@@ -55,9 +55,7 @@ def intervals_of(deltas: pa.Table, confidence: float) -> Intervals:
     """How the table's intervals were made; UserError when that is not at the `confidence` asked for."""
     metadata = deltas.schema.metadata or {}
     if b"confidence" not in metadata or b"blocks" not in metadata:
-        raise UserError(
-            "loss deltas: no metadata 'confidence' and 'blocks'; run `ablation loss-deltas` again"
-        )
+        raise UserError("loss deltas: no metadata 'confidence' and 'blocks'; run `ablation loss-deltas` again")
     found = Intervals(float(metadata[b"confidence"]), int(metadata[b"blocks"]))
     if found.confidence != confidence:
         raise UserError(

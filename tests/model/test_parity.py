@@ -26,9 +26,7 @@ def assert_agrees(model: LanguageModel, fixture: Fixture) -> None:
     assert found.keys() == fixture.gradients.keys()
     for name, expected in fixture.gradients.items():
         limit = TOLERANCE * expected.abs().max().item()
-        torch.testing.assert_close(
-            found[name], expected, rtol=0, atol=limit, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        torch.testing.assert_close(found[name], expected, rtol=0, atol=limit, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("attention", ["reference", "sdpa"])

@@ -124,9 +124,7 @@ def _check_stream(
 ) -> None:
     total = sum(document.bytes for document in documents)
     if stream.bytes != total:
-        raise UserError(
-            f"{index}: {total:,} bytes, the parts given hold {stream.bytes:,}; give every part once"
-        )
+        raise UserError(f"{index}: {total:,} bytes, the parts given hold {stream.bytes:,}; give every part once")
     if validation_tokens >= stream.tokens:
         raise UserError(
             f"data.validation_tokens is {validation_tokens:,}, but the stream has {stream.tokens:,} tokens; "

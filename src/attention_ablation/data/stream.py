@@ -60,15 +60,11 @@ class TokenStream:
                 end_of_text=described["end_of_text"],
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{dataset}: not a dataset description ({error!r}); make the dataset again"
-            ) from None
+            raise UserError(f"{dataset}: not a dataset description ({error!r}); make the dataset again") from None
         for path, tokens, _ in parts:
             found = read_header(path)
             if found != tokens:
-                raise UserError(
-                    f"{path}: {found:,} tokens, {dataset.name} says {tokens:,}; make the dataset again"
-                )
+                raise UserError(f"{path}: {found:,} tokens, {dataset.name} says {tokens:,}; make the dataset again")
         return stream
 
     def read(self, start: int, stop: int) -> np.ndarray:
@@ -80,9 +76,7 @@ class TokenStream:
         position = start
         while position < stop:
             begin, end = int(self._starts[part]), min(stop, int(self._starts[part + 1]))
-            tokens[position - start : end - start] = self._map(self._parts[part][0])[
-                position - begin : end - begin
-            ]
+            tokens[position - start : end - start] = self._map(self._parts[part][0])[position - begin : end - begin]
             position = end
             part += 1
         return tokens

@@ -77,15 +77,11 @@ def read_header(path: Path) -> int:
     except FileNotFoundError:
         raise UserError(f"{path}: no such token file; tokenize the corpus again") from None
     if len(header) < 256:
-        raise UserError(
-            f"{path}: {size} bytes, a token file's header alone has {HEADER_BYTES}; tokenize it again"
-        )
+        raise UserError(f"{path}: {size} bytes, a token file's header alone has {HEADER_BYTES}; tokenize it again")
     magic, version, tokens = (int(value) for value in header[:3])
     for field, found, expected in [("magic", magic, MAGIC), ("version", version, VERSION)]:
         if found != expected:
-            raise UserError(
-                f"{path}: {field} is {found}, expected {expected}; this is another kind of token file"
-            )
+            raise UserError(f"{path}: {field} is {found}, expected {expected}; this is another kind of token file")
     if tokens < 0 or size != HEADER_BYTES + tokens * TOKEN.itemsize:
         raise UserError(
             f"{path}: {size:,} bytes, expected {HEADER_BYTES + tokens * TOKEN.itemsize:,} "
@@ -105,8 +101,7 @@ def map_tokens(path: Path) -> np.ndarray:
 def _header(path: Path, tokens: int) -> bytes:
     if tokens > np.iinfo("<i4").max:
         raise UserError(
-            f"{path}: {tokens:,} tokens, but the header can only count {np.iinfo('<i4').max:,}; "
-            "use more data.parts"
+            f"{path}: {tokens:,} tokens, but the header can only count {np.iinfo('<i4').max:,}; use more data.parts"
         )
     header = np.zeros(256, dtype="<i4")
     header[:3] = MAGIC, VERSION, tokens

@@ -13,9 +13,7 @@ from attention_ablation.errors import UserError
 BATCH_CHARACTERS = 262_144
 
 
-def tokenize_part(
-    source: Source, corpus: Path, index: Path, tokenizer: Path, *, part: int, output: Path
-) -> None:
+def tokenize_part(source: Source, corpus: Path, index: Path, tokenizer: Path, *, part: int, output: Path) -> None:
     """Write the tokens of the documents of `part`, an end of text before each of them.
 
     Raises:
@@ -34,9 +32,7 @@ def tokenize_part(
                 writer.write(ids)
 
 
-def _document_pieces(
-    source: Source, corpus: Path, documents: list[IndexedDocument]
-) -> Iterator[tuple[bool, str]]:
+def _document_pieces(source: Source, corpus: Path, documents: list[IndexedDocument]) -> Iterator[tuple[bool, str]]:
     """The text of the documents in pieces, each with whether it begins a document."""
     for document in documents:
         text = read_document(source, corpus, document.name)

@@ -60,9 +60,7 @@ def train_tokenizer(
     write_text(output, tokenizer.to_str(pretty=True) + "\n")
 
 
-def _text_after(
-    source: Source, corpus: Path, documents: list[IndexedDocument], skipped_bytes: int
-) -> Iterator[str]:
+def _text_after(source: Source, corpus: Path, documents: list[IndexedDocument], skipped_bytes: int) -> Iterator[str]:
     """The stream's text from the first whole character at or after `skipped_bytes`."""
     remaining = skipped_bytes
     for document in documents:

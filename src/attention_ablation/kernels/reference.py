@@ -27,9 +27,7 @@ def latent_attention_reference(
         (B, T, H, Dn).
     """
     T = q_nope.shape[1]
-    logits_JBHTT = torch.einsum("bthd,jbshd->jbhts", q_nope, k_nope) + torch.einsum(
-        "bthd,bsd->bhts", q_rope, k_rope
-    )
+    logits_JBHTT = torch.einsum("bthd,jbshd->jbhts", q_nope, k_nope) + torch.einsum("bthd,bsd->bhts", q_rope, k_rope)
     future_TT = torch.ones(T, T, dtype=torch.bool, device=q_nope.device).triu(diagonal=1)
     weights_JBHTT = (logits_JBHTT * softmax_scale).masked_fill(future_TT, float("-inf")).softmax(dim=-1)
     return torch.einsum("jbhts,jbshd->bthd", weights_JBHTT.to(v.dtype), v)

@@ -125,9 +125,7 @@ def from_published(
             raise UserError(f"{source(name)}: tensor {name!r}: found shape {found}, expected {tuple(shape)}")
     for name in weights:
         if name not in shapes and not name.endswith("inv_freq"):  # a RoPE table is no weight
-            raise UserError(
-                f"{source(name)}: unexpected tensor {name!r}: config.json describes another model"
-            )
+            raise UserError(f"{source(name)}: unexpected tensor {name!r}: config.json describes another model")
     ours: dict[str, Tensor] = {}
     slices: dict[str, list[Tensor]] = {}
     for c in table:
@@ -234,9 +232,7 @@ def _read_weights(folder: Path) -> tuple[dict[str, Tensor], Callable[[str], str]
     if (single := folder / "pytorch_model.bin").exists():
         return _read_pickle(single), lambda name: str(single)
     if not index.exists():
-        raise UserError(
-            f"{folder}: expected model.safetensors, pytorch_model.bin or {index.name}, found none"
-        )
+        raise UserError(f"{folder}: expected model.safetensors, pytorch_model.bin or {index.name}, found none")
     files = _read_json(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise UserError(f"{index}: key 'weight_map' is missing, expected a file for each tensor")
@@ -268,9 +264,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises many types for a damaged or foreign file
-        raise UserError(
-            f"{path}: not a whole file of tensors ({type(error).__name__}): fetch it again"
-        ) from error
+        raise UserError(f"{path}: not a whole file of tensors ({type(error).__name__}): fetch it again") from error
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise UserError(f"{path}: found {type(weights).__name__}, expected a mapping of names to tensors")
     return dict(weights)

@@ -64,9 +64,7 @@ def load_snapshot(path: Path, *, attention: str = "auto") -> LanguageModel:
         expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         found = set(file.keys())
         if missing := sorted(expected.keys() - found):
-            raise UserError(
-                f"{path}: tensor {missing[0]!r} is missing ({len(missing)} of {len(expected)} are)"
-            )
+            raise UserError(f"{path}: tensor {missing[0]!r} is missing ({len(missing)} of {len(expected)} are)")
         if unexpected := sorted(found - expected.keys()):
             raise UserError(f"{path}: unexpected tensor {unexpected[0]!r} ({len(unexpected)} in all)")
         weights = {}
@@ -98,9 +96,7 @@ def _metadata_of(file: Any, path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{path}: metadata {METADATA_KEY!r} is not JSON ({error})") from error
     if not isinstance(metadata, dict):
-        raise UserError(
-            f"{path}: metadata {METADATA_KEY!r}: found {type(metadata).__name__}, expected an object"
-        )
+        raise UserError(f"{path}: metadata {METADATA_KEY!r}: found {type(metadata).__name__}, expected an object")
     return metadata
 
 
