@@ -33,6 +33,10 @@ dataset = untracked(f"results/data/{data}/parts-{study.data.parts}/dataset.json"
 run_environment()
 
 
+# For `--sdm apptainer` alone; built from envs/Containerfile. Without that flag the steps run in this environment.
+container: "envs/attention-ablation.sif"
+
+
 wildcard_constraints:
     corpus=corpus,
     data=data,

@@ -292,7 +292,11 @@ class Training(Strict):
 
     @cached_property
     def checkpoint_steps(self) -> list[int]:
-        """The checkpoint grid, ascending. Steps 0 and 1 are not on it: the first update has rate 0, the arms are equal."""
+        """The checkpoint grid, ascending.
+
+        Its early part starts at 1 % of training, not before step 2: the first update has rate 0, so until then
+        the arms are equal.
+        """
         steps, grid = self.steps, self.checkpoints
         even = [round(steps * k / grid.even) for k in range(1, grid.even + 1)]
         start, ratio = max(2, -(-steps // 100)), 0.0

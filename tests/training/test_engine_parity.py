@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from parity.fixtures import NAMES, Fixture, load_fixture
 
 from attention_ablation.model.published import from_published
 from attention_ablation.model.transformer import LanguageModel
 from attention_ablation.training.engine import Engine
 from attention_ablation.training.plan import TrainingPlan
 from attention_ablation.training.schedule import learning_rate_at
+from parity.fixtures import NAMES, Fixture, load_fixture
 
 
 def plan_of(fixture: Fixture, **changes) -> TrainingPlan:

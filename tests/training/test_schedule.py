@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from parity.fixtures import load_fixture
 from training.test_engine_parity import plan_of
 
 from attention_ablation.training.schedule import learning_rate_at
+from parity.fixtures import load_fixture
 
 PLAN = replace(
     plan_of(load_fixture("mla")), steps=100_000, warmup_steps=2_000, learning_rate=1.6e-4, final_learning_rate=1.6e-5

@@ -113,7 +113,7 @@ def test_published_files_outlive_their_publication(tmp_path):
     (target / "stale").write_text("old")
     state.publish(source, target)
     assert sorted(path.name for path in target.iterdir()) == ["a", state.MANIFEST]
-    assert os.path.samefile(source / "a", target / "a")
+    assert (source / "a").samefile(target / "a")
     (target / "a").unlink()
     assert (source / "a").read_text() == "1"
 
