@@ -25,8 +25,7 @@ def random_inputs(J: int, B: int, T: int, H: int, Dn: int, Dr: int, seed: int = 
 
 
 def output_and_gradients(inputs: list[Tensor], implementation: str) -> list[Tensor]:
-    scale = (inputs[0].shape[-1] + inputs[1].shape[-1]) ** -0.5
-    output = latent_attention(*inputs, softmax_scale=scale, implementation=implementation)
+    output = latent_attention(*inputs, softmax_scale=0.4, implementation=implementation)
     direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
     return [output.detach(), *torch.autograd.grad(output, inputs, direction)]
 

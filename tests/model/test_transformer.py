@@ -154,9 +154,10 @@ def test_a_latent_is_read_by_the_wrong_heads_or_branch(variant: str) -> None:
             assert torch.equal(changed_JH, readers)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "reference"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_bfloat16_autocast_breaks_norms_or_types(variant: str) -> None:
-    model, tokens = random_model(VARIANTS[variant]), random_tokens(2, 17)
+def test_bfloat16_autocast_breaks_norms_or_types(variant: str, attention: str) -> None:
+    model, tokens = random_model(VARIANTS[variant], attention=attention), random_tokens(2, 17)
     expected = model(tokens)
     with torch.autocast("cpu", torch.bfloat16):
         found = model(tokens)
