@@ -59,7 +59,7 @@ class LatentAttention(nn.Module):
             softmax_scale=self.softmax_scale,
             implementation=self.implementation,
         )
-        return self.output(out_BTHD.flatten(2) * scaling.output.to(out_BTHD.dtype))
+        return self.output(out_BTHD.flatten(2) * scaling.output)
 
     def queries(self, x: Tensor, rotation: Rotation, scaling: ScalingTensors) -> tuple[Tensor, Tensor]:
         """q_nope (B, T, H, Dn) and the rotated q_rope (B, T, H, Dr)."""

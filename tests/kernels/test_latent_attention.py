@@ -1,0 +1,106 @@
+"""The fast paths of latent attention agree with the reference, and the reference with the definition."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from attention_ablation.errors import UserError
+from attention_ablation.kernels.latent_attention import (
+    IMPLEMENTATIONS,
+    choose_implementation,
+    latent_attention,
+)
+
+FAST = sorted(IMPLEMENTATIONS.keys() - {"reference"})
+
+
+def random_inputs(J: int, B: int, T: int, H: int, Dn: int, Dr: int, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((B, T, H, Dn), (B, T, H, Dr), (J, B, T, H, Dn), (B, T, Dr), (J, B, T, H, Dn))
+    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+
+
+def output_and_gradients(inputs: list[Tensor], implementation: str) -> list[Tensor]:
+    output = latent_attention(*inputs, softmax_scale=0.4, implementation=implementation)
+    direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
+    return [output.detach(), *torch.autograd.grad(output, inputs, direction)]
+
+
+@pytest.mark.parametrize("implementation", FAST)
+@settings(deadline=None, max_examples=40)
+@given(
+    J=st.integers(1, 4),
+    B=st.integers(1, 3),
+    T=st.integers(1, 70),
+    H=st.integers(1, 5),
+    Dn=st.integers(1, 19),
+    Dr=st.integers(1, 9),
+)
+def test_fast_path_departs_from_the_reference(
+    implementation: str, J: int, B: int, T: int, H: int, Dn: int, Dr: int
+) -> None:
+    inputs = random_inputs(J, B, T, H, Dn, Dr)
+    expected = output_and_gradients(inputs, "reference")
+    found = output_and_gradients(inputs, implementation)
+    for name, a, b in zip(
+        ("output", "q_nope", "q_rope", "k_nope", "k_rope", "v"), found, expected, strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_reference_departs_from_the_definition_written_with_loops() -> None:
+    J, B, T, H, Dn, Dr = 2, 2, 5, 3, 4, 2
+    q_nope, q_rope, k_nope, k_rope, v = (x.detach().double() for x in random_inputs(J, B, T, H, Dn, Dr))
+    found = latent_attention(q_nope, q_rope, k_nope, k_rope, v, softmax_scale=0.3, implementation="reference")
+    for b in range(B):
+        for t in range(T):
+            for h in range(H):
+                expected = torch.zeros(Dn, dtype=torch.float64)
+                for j in range(J):
+                    weights = [
+                        math.exp(
+                            0.3 * float(q_nope[b, t, h] @ k_nope[j, b, s, h] + q_rope[b, t, h] @ k_rope[b, s])
+                        )
+                        for s in range(t + 1)
+                    ]
+                    for s, weight in enumerate(weights):
+                        expected += weight / sum(weights) * v[j, b, s, h]
+                torch.testing.assert_close(found[b, t, h], expected)
+
+
+@pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
+def test_future_tokens_leak_into_the_past(implementation: str) -> None:
+    inputs = [x.detach() for x in random_inputs(2, 2, 9, 3, 8, 4)]
+    before = latent_attention(*inputs, softmax_scale=0.3, implementation=implementation)
+    q_nope, q_rope, k_nope, k_rope, v = (x.clone() for x in inputs)
+    for x in (q_nope[:, 5:], q_rope[:, 5:], k_nope[:, :, 5:], k_rope[:, 5:], v[:, :, 5:]):
+        x += 10
+    after = latent_attention(
+        q_nope, q_rope, k_nope, k_rope, v, softmax_scale=0.3, implementation=implementation
+    )
+    torch.testing.assert_close(after[:, :5], before[:, :5], rtol=0, atol=1e-6)
+    assert not torch.allclose(after[:, 5:], before[:, 5:])
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_auto_names_a_path_that_does_not_exist(device_type: str) -> None:
+    chosen, reason = choose_implementation("auto", device_type)
+    assert chosen in IMPLEMENTATIONS
+    assert device_type in reason
+
+
+@pytest.mark.parametrize("name", sorted(IMPLEMENTATIONS))
+def test_a_path_asked_for_is_replaced_in_silence(name: str) -> None:
+    assert choose_implementation(name, "cpu") == (name, "asked for")
+
+
+def test_unknown_attention_path_falls_back_in_silence() -> None:
+    with pytest.raises(UserError, match=r"'flash9'.*auto, sdpa, reference"):
+        choose_implementation("flash9", "cpu")
+    inputs = random_inputs(1, 1, 2, 1, 2, 2)
+    with pytest.raises(UserError, match=r"'auto'.*sdpa, reference"):
+        latent_attention(*inputs, softmax_scale=1.0, implementation="auto")
