@@ -1,3 +1,5 @@
+import re
+
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
@@ -41,7 +43,7 @@ wildcard_constraints:
     corpus=corpus,
     data=data,
     part=r"\d{5}",
-    run="|".join(runs),
+    run="|".join(map(re.escape, runs)),
     evaluation=evaluation,
     study=study.study,
 

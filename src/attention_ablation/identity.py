@@ -18,6 +18,7 @@ from typing import Any
 import grimp
 
 from attention_ablation.config import Study
+from attention_ablation.model.config import width_preserving_std
 from attention_ablation.training.plan import TrainingPlan
 
 PACKAGE = Path(__file__).parent
@@ -148,7 +149,7 @@ def training_plan(study: Study, arm: str, seed: int) -> TrainingPlan:
     model, training = study.settings_of(arm)
     std = model.initialization.std
     if model.initialization.kind == "width_preserving":
-        std *= (model.initialization.reference_width / model.width) ** 0.5
+        std = width_preserving_std(model.width, std=std, reference_width=model.initialization.reference_width)
     return TrainingPlan(
         seed=seed,
         initialization_std=std,

@@ -46,9 +46,7 @@ def test_fast_path_departs_from_the_reference(
     inputs = random_inputs(J, B, T, H, Dn, Dr)
     expected = output_and_gradients(inputs, "reference")
     found = output_and_gradients(inputs, implementation)
-    for name, a, b in zip(
-        ("output", "q_nope", "q_rope", "k_nope", "k_rope", "v"), found, expected, strict=True
-    ):
+    for name, a, b in zip(("output", "q_nope", "q_rope", "k_nope", "k_rope", "v"), found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
@@ -62,9 +60,7 @@ def test_reference_departs_from_the_definition_written_with_loops() -> None:
                 expected = torch.zeros(Dn, dtype=torch.float64)
                 for j in range(J):
                     weights = [
-                        math.exp(
-                            0.3 * float(q_nope[b, t, h] @ k_nope[j, b, s, h] + q_rope[b, t, h] @ k_rope[b, s])
-                        )
+                        math.exp(0.3 * float(q_nope[b, t, h] @ k_nope[j, b, s, h] + q_rope[b, t, h] @ k_rope[b, s]))
                         for s in range(t + 1)
                     ]
                     for s, weight in enumerate(weights):
@@ -79,9 +75,7 @@ def test_future_tokens_leak_into_the_past(implementation: str) -> None:
     q_nope, q_rope, k_nope, k_rope, v = (x.clone() for x in inputs)
     for x in (q_nope[:, 5:], q_rope[:, 5:], k_nope[:, :, 5:], k_rope[:, 5:], v[:, :, 5:]):
         x += 10
-    after = latent_attention(
-        q_nope, q_rope, k_nope, k_rope, v, softmax_scale=0.3, implementation=implementation
-    )
+    after = latent_attention(q_nope, q_rope, k_nope, k_rope, v, softmax_scale=0.3, implementation=implementation)
     torch.testing.assert_close(after[:, :5], before[:, :5], rtol=0, atol=1e-6)
     assert not torch.allclose(after[:, 5:], before[:, 5:])
 

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from attention_ablation.model.initialization import initial_value, initialize, width_preserving_std
+from attention_ablation.model.config import width_preserving_std
+from attention_ablation.model.initialization import initial_value, initialize
 from attention_ablation.model.transformer import LanguageModel
 from model.sizes import SCALED, UNSCALED, VARIANTS
 
@@ -40,9 +41,7 @@ def test_weights_depend_on_the_global_generator_or_on_what_was_drawn_before() ->
 def test_weights_change_with_the_version_of_the_code() -> None:
     """A pinned value: another hash or draw would break every comparison with earlier runs."""
     found = initial_value("embedding.weight", torch.Size([4, 8]), seed=0, std=1.0)
-    torch.testing.assert_close(
-        found[0, :3], torch.tensor([-1.0695528, 0.0763087, -0.6373613]), rtol=0, atol=1e-6
-    )
+    torch.testing.assert_close(found[0, :3], torch.tensor([-1.0695528, 0.0763087, -0.6373613]), rtol=0, atol=1e-6)
 
 
 def test_two_parameters_or_two_seeds_share_a_draw() -> None:

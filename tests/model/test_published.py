@@ -135,9 +135,7 @@ def test_impossible_config_value_is_taken(folder: Path, value: object) -> None:
 
 def test_config_that_does_not_fit_the_groups_is_a_traceback(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG | {"kv_lora_rank": 18}))
-    with pytest.raises(
-        UserError, match=r"config\.json: key 'kv_lora_rank': found 18, expected a multiple of 4"
-    ):
+    with pytest.raises(UserError, match=r"config\.json: key 'kv_lora_rank': found 18, expected a multiple of 4"):
         load_published(folder, scaled=True)
 
 
@@ -188,9 +186,7 @@ def test_missing_shard_or_tensor_of_a_shard_is_a_traceback(folder: Path) -> None
     torch.save({name: weights[name] for name in weights if files[name] == first}, folder / first)
     with pytest.raises(UserError, match=rf"{second}: the shard is missing; .* has 'layernorm\.weight' in it"):
         load_published(folder, scaled=True)
-    torch.save(
-        {name: weights[name] for name in weights if name.startswith("transformer.h.1")}, folder / second
-    )
+    torch.save({name: weights[name] for name in weights if name.startswith("transformer.h.1")}, folder / second)
     with pytest.raises(UserError, match=rf"{second}: tensor 'l.*weight' is missing"):
         load_published(folder, scaled=True)
     torch.save({name: weights[name] for name in weights if files[name] == second}, folder / second)

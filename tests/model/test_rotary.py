@@ -17,9 +17,7 @@ CPU = torch.device("cpu")
     shift=st.integers(0, 60),
     seed=st.integers(0, 99),
 )
-def test_rope_logit_depends_on_more_than_the_distance(
-    half: int, query: int, key: int, shift: int, seed: int
-) -> None:
+def test_rope_logit_depends_on_more_than_the_distance(half: int, query: int, key: int, shift: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     q, k = torch.randn(2, 2 * half, generator=generator)
     tables = rotation_tables(121, 2 * half, CPU)
@@ -34,9 +32,7 @@ def test_rope_rotates_another_pair_or_the_other_way() -> None:
     frequency = torch.tensor([10_000 ** (-2 * m / D) for m in range(D // 2)])
     turn = torch.polar(torch.ones(T, D // 2), torch.arange(T)[:, None] * frequency)
     expected = torch.complex(x[:, : D // 2], x[:, D // 2 :]) * turn
-    torch.testing.assert_close(
-        rotate(x, rotation_tables(T, D, CPU)), torch.cat([expected.real, expected.imag], -1)
-    )
+    torch.testing.assert_close(rotate(x, rotation_tables(T, D, CPU)), torch.cat([expected.real, expected.imag], -1))
 
 
 def test_rope_tables_lose_precision_under_autocast() -> None:

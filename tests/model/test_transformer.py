@@ -20,9 +20,7 @@ from model.sizes import SCALED, UNSCALED, VARIANTS, random_model, random_tokens
 GROUPS_AND_BRANCHES = {"MLA": (1, 1), "GLA-2": (2, 1), "GLA-4": (4, 1), "MLRA-2": (2, 2), "MLRA-4": (1, 4)}
 
 with (Path(__file__).parent / "parameter_counts.csv").open() as file:
-    PAPER = {
-        row["variant"]: {k: int(v) for k, v in row.items() if k != "variant"} for row in csv.DictReader(file)
-    }
+    PAPER = {row["variant"]: {k: int(v) for k, v in row.items() if k != "variant"} for row in csv.DictReader(file)}
 
 
 def paper_config(variant: str) -> ModelConfig:
@@ -59,9 +57,7 @@ def test_parameter_count_departs_from_the_papers(variant: str) -> None:
         ("MLRA-4", (1.7321, 4.8990, 0.5)),
     ],
 )
-def test_scaling_factors_depart_from_the_worked_example(
-    variant: str, expected: tuple[float, float, float]
-) -> None:
+def test_scaling_factors_depart_from_the_worked_example(variant: str, expected: tuple[float, float, float]) -> None:
     config = paper_config(variant)
     assert scaling_factors(config, SCALED) == pytest.approx(expected, abs=5e-5)
     assert scaling_factors(config, UNSCALED) == (1.0, 1.0, 1.0)

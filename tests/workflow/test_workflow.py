@@ -23,7 +23,9 @@ def edited(smoke, name: str, **changes) -> dict[str, int]:
 def test_the_study_runs_from_corpus_to_figure(smoke):
     for suffix in ("svg", "png", "pdf", "html", "csv", "md"):
         assert (smoke / "figures" / f"smoke.{suffix}").stat().st_size > 0
-    rows = duckdb.sql(f"select variant, count(*) from '{smoke}/results/smoke/loss_deltas.parquet' group by 1").fetchall()
+    rows = duckdb.sql(
+        f"select variant, count(*) from '{smoke}/results/smoke/loss_deltas.parquet' group by 1"
+    ).fetchall()
     assert dict(rows) == {"MLA": 6, "MLRA-2": 6}
 
 
@@ -100,7 +102,9 @@ def test_the_number_of_parts_trains_nothing(smoke):
 
 
 def test_the_vocabulary_starts_from_the_tokenizer(smoke):
-    jobs = edited(smoke, "vocabulary", data={"tokenizer": {"kind": "bpe", "vocabulary_size": 400, "holdout_bytes": 65536}})
+    jobs = edited(
+        smoke, "vocabulary", data={"tokenizer": {"kind": "bpe", "vocabulary_size": 400, "holdout_bytes": 65536}}
+    )
     assert "fetch_corpus" not in jobs
     assert {"index_corpus", "train_tokenizer", "tokenize", "dataset", "train", "evaluate"} <= set(jobs)
 

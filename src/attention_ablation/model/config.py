@@ -47,3 +47,13 @@ def scaling_factors(config: ModelConfig, scaling: Scaling) -> tuple[float, float
         math.sqrt(config.width / config.latent_dim) if scaling.key_value else 1.0,
         1 / math.sqrt(config.branches) if scaling.output else 1.0,
     )
+
+
+def width_preserving_std(width: int, *, std: float, reference_width: int) -> float:
+    """std * sqrt(reference_width / width).
+
+    Keeps width * std^2, the variance of a projection of an RMS-normalised vector, at the reference's value:
+    with the paper's 0.02 at 3072 that is 1.23. So the balance between nope and rope keys, which is what the
+    scaling changes, is the paper's at any width.
+    """
+    return std * math.sqrt(reference_width / width)

@@ -4,22 +4,11 @@ So they are equal for both arms of a pair, for all devices, world sizes and orde
 """
 
 import hashlib
-import math
 
 import torch
 from torch import nn
 
 ZERO = ("attention.output.weight", "mlp.down.weight")
-
-
-def width_preserving_std(width: int, *, std: float, reference_width: int) -> float:
-    """std * sqrt(reference_width / width).
-
-    Keeps width * std^2, the variance of a projection of an RMS-normalised vector, at the reference's value:
-    with the paper's 0.02 at 3072 that is 1.23. So the balance between nope and rope keys, which is what the
-    scaling changes, is the paper's at any width.
-    """
-    return std * math.sqrt(reference_width / width)
 
 
 def initial_value(name: str, shape: torch.Size, *, seed: int, std: float) -> torch.Tensor:
