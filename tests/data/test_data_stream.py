@@ -24,9 +24,9 @@ def test_any_number_of_parts_gives_the_same_stream(make, tokenizer_file, texts, 
     with TemporaryDirectory() as folder:
         texts = [*texts, "some text so that there is a token"]
         one = make(Path(folder), texts, parts=1)
-        written = one.stream.stat()
+        written = one.stream.stat().st_ino
         several = make(Path(folder), texts, parts=parts)
-        assert several.stream.stat() == written, "the same stream was written again"
+        assert several.stream.stat().st_ino == written, "the same stream was written again"
         streams = [TokenStream.open(made.dataset) for made in (one, several)]
         assert streams[0].length == streams[1].length
         assert streams[0].sha256 == streams[1].sha256 == json.loads(one.stream.read_text())["sha256"]
