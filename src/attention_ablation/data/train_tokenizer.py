@@ -21,8 +21,8 @@ def train_tokenizer(
 ) -> None:
     """Train on the stream's text after its first `holdout_bytes` bytes and write the tokenizer as JSON.
 
-    The end of text has id 0, the 256 bytes follow, then the merges. The same text gives the same bytes of JSON,
-    whatever the number of parts, threads or processes.
+    The end of text has id 0, the 256 bytes follow, then the merges. The same text gives the same
+    bytes of JSON, whatever the number of parts, threads or processes.
 
     Raises:
         UserError: the text is too little for the vocabulary, or the vocabulary too small for the bytes.
