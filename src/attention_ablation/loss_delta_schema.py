@@ -79,11 +79,31 @@ def drawn_rows(deltas: pa.Table, comparison: str) -> list[dict]:
     drawn = [row for row in rows if (row["seed"] is None) == (row["variant"] in over_seeds)]
     seen: set[tuple[str, int]] = set()
     for row in drawn:
-        key = (row["variant"], row["step"])
-        if key in seen:
+        place = (row["variant"], row["step"])
+        if place in seen:
             raise UserError(
                 f"comparison '{comparison}', variant {row['variant']}, step {row['step']}: several seeds "
                 "but no row over all of them; run `ablation loss-deltas` again"
             )
-        seen.add(key)
+        seen.add(place)
     return sorted(drawn, key=lambda row: (row["variant"], row["step"]))
+
+
+def interval_sentences(rows: list[dict], names: list[str], intervals: Intervals) -> list[str]:
+    """What the intervals of drawn rows mean, one sentence a kind; variants are named where kinds differ."""
+    kinds: dict[tuple[str, int], list[str]] = {}
+    for name in names:
+        for kind in sorted({(row["interval_kind"], row["seeds"]) for row in rows if row["variant"] == name}):
+            kinds.setdefault(kind, []).append(name)
+    percent = f"{100 * intervals.confidence:g} %"
+    sentences = []
+    for (kind, seeds), variants in kinds.items():
+        if kind == "seeds":
+            text = f"{percent} t interval over {seeds} seeds"
+        else:
+            text = (
+                f"{percent} interval over {intervals.blocks} blocks of validation windows: "
+                "these two trained models, on this text; training noise not measured"
+            )
+        sentences.append(f"{', '.join(variants)}: {text}." if len(kinds) > 1 else f"{text}.")
+    return sentences
