@@ -282,8 +282,47 @@ def _loss_deltas(study: Study, options: argparse.Namespace) -> None:
 
 
 def _figure(study: Study, options: argparse.Namespace) -> None:
-    """Draw the figure and write the table of its numbers."""
-    raise NotImplementedError
+    """Draw the figure and write the tables of its numbers."""
+    from attention_ablation.figure_tables import write_tables
+    from attention_ablation.figures import FigureSettings, draw
+
+    figure, comparison = study.figure, study.comparisons[0].name
+    variants = [(name, variant.color) for name, variant in study.variants.items()]
+    outputs = {path.suffix.removeprefix("."): path for path in options.output}
+    csv, markdown = outputs.pop("csv"), outputs.pop("md")
+    settings = FigureSettings(
+        title=figure.title,
+        x=figure.x,
+        y=figure.y,
+        reference=None if figure.reference == "none" else figure.reference,
+        width=figure.width,
+        height=figure.height,
+        formats=tuple(figure.formats),
+    )
+    draw(
+        options.deltas,
+        comparison=comparison,
+        variants=variants,
+        settings=settings,
+        confidence=study.statistics.confidence,
+        outputs=outputs,
+    )
+    write_tables(
+        options.deltas,
+        comparison=comparison,
+        variants=variants,
+        csv=csv,
+        markdown=markdown,
+        confidence=study.statistics.confidence,
+        notes=_notes(study),
+    )
+
+
+def _notes(study: Study) -> list[str]:
+    """What a reader of the tables must know beside the numbers."""
+    if study.training.code == "current":
+        return []
+    return [f"The runs were trained by an older code, which the study pins: training.code {study.training.code}."]
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ STEPS: dict[str, tuple[str, ...]] = {
     "train": ("attention_ablation.training.train",),
     "evaluate": ("attention_ablation.evaluation",),
     "loss_deltas": ("attention_ablation.aggregation",),
-    "figure": ("attention_ablation.figures",),
+    "figure": ("attention_ablation.figures", "attention_ablation.figure_tables"),
 }
 SQL = ROOT / "workflow" / "sql"
 
@@ -59,6 +59,8 @@ def code_of(step: str) -> dict[str, str]:
     paths = [_source(module) for module in modules if _source(module).name != "__init__.py"]
     if step == "loss_deltas":
         paths += [path for path in SQL.iterdir() if path.suffix in (".sql", ".csv")]
+    if step == "figure":
+        paths += [PACKAGE / "published_curve.csv"]
     return {str(path.relative_to(ROOT)): _code_hash(path) for path in sorted(paths)}
 
 
