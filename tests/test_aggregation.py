@@ -155,7 +155,7 @@ def test_interval_covers_the_truth_on_correlated_windows(tmp_path):
 
 
 def test_order_of_files_runs_and_rows_leaves_the_bytes(tmp_path):
-    runs, tables, paths = study(tmp_path / "a", variants=("MLA", "GLA-2"), seeds=(0, 1), windows=64)
+    runs, tables, paths = study(tmp_path / "a", variants=("MLA", "GLA-2"), seeds=(0, 1), windows=640)
     aggregate(tmp_path / "a", paths, runs)
     shuffled = [table.take(generator(9).permutation(len(table))) for table in reversed(tables)]
     paths_again = write_evaluations(tmp_path / "b", shuffled)

@@ -44,7 +44,7 @@ def multiples(first: int, last: int, mantissa: int, exponent: int) -> tuple[floa
 
 
 def tokens_axis(most: float) -> Axis:
-    """From 0 to the last tick, or to the data's end where that tick would leave a tenth of the width empty."""
+    """From 0 to the last tick, or to the data's end where that tick would leave a tenth empty."""
     mantissa, exponent = nice_step(most, 7)
     step = mantissa * 10.0**exponent
     ticks = multiples(0, math.ceil(most / step - 1e-9), mantissa, exponent)
@@ -69,7 +69,7 @@ def linear_axis(values: Sequence[float], at_most: int = 7) -> Axis:
 
 
 def symlog_axis(values: Sequence[float], height: int) -> Axis:
-    """Ticks at 1, 2, 5 a decade, or at 1 where those would stand too close; the domain ends at a 1, 2 or 5."""
+    """Ticks at 1, 2, 5 a decade, or at 1 where those stand too close; the domain ends at a 1, 2 or 5."""
     low, high = min(0.0, *values), max(0.0, *values)
     if max(high, -low) <= 2 * SYMLOG_CONSTANT:
         return linear_axis(values)

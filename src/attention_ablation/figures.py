@@ -72,6 +72,7 @@ class Curves:
 
     names: list[str]
     colors: list[str]
+    shapes: list[str]  # by place in the whole legend, so that a variant keeps its shape from figure to figure
     deltas: list[dict[str, Any]]
     published: list[dict[str, Any]]
     x: Axis
@@ -156,6 +157,7 @@ def curves(
     return Curves(
         names=names,
         colors=[color for _, color in legend],
+        shapes=[SHAPES[variants.index(entry) % len(SHAPES)] for entry in legend],
         deltas=records,
         published=published,
         x=tokens_axis(length / unit),
@@ -257,8 +259,7 @@ def specification(curves: Curves, settings: FigureSettings) -> dict[str, Any]:
     y_axis = alt.Axis(values=list(curves.y.ticks), format=f".{curves.y.decimals}f", labelFlush=False)
     y = alt.Y("delta:Q", title=curves.y_title, scale=y_scale, axis=y_axis)
     color = alt.Color("variant:N", scale=alt.Scale(domain=curves.names, range=curves.colors), legend=legend)
-    shape_range = [SHAPES[index % len(SHAPES)] for index in range(len(curves.names))]
-    shape = alt.Shape("variant:N", scale=alt.Scale(domain=curves.names, range=shape_range), legend=legend)
+    shape = alt.Shape("variant:N", scale=alt.Scale(domain=curves.names, range=curves.shapes), legend=legend)
     base = alt.Chart(alt.NamedData("deltas"))
     crowded = len(curves.deltas) > 40 * len(curves.names)
     layers = [

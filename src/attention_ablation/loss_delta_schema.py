@@ -93,8 +93,8 @@ def interval_sentences(rows: list[dict], names: list[str], intervals: Intervals)
     """What the intervals of drawn rows mean, one sentence a kind; variants are named where kinds differ."""
     kinds: dict[tuple[str, int], list[str]] = {}
     for name in names:
-        for kind in sorted({(row["interval_kind"], row["seeds"]) for row in rows if row["variant"] == name}):
-            kinds.setdefault(kind, []).append(name)
+        for found in sorted({(row["interval_kind"], row["seeds"]) for row in rows if row["variant"] == name}):
+            kinds.setdefault(found, []).append(name)
     percent = f"{100 * intervals.confidence:g} %"
     sentences = []
     for (kind, seeds), variants in kinds.items():
