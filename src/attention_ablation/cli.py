@@ -290,15 +290,7 @@ def _figure(study: Study, options: argparse.Namespace) -> None:
     variants = [(name, variant.color) for name, variant in study.variants.items()]
     outputs = {path.suffix.removeprefix("."): path for path in options.output}
     csv, markdown = outputs.pop("csv"), outputs.pop("md")
-    settings = FigureSettings(
-        title=figure.title,
-        x=figure.x,
-        y=figure.y,
-        reference=None if figure.reference == "none" else figure.reference,
-        width=figure.width,
-        height=figure.height,
-        formats=tuple(figure.formats),
-    )
+    settings = FigureSettings(**figure.model_dump(include={"title", "y", "reference", "width", "height"}))
     draw(
         options.deltas,
         comparison=comparison,

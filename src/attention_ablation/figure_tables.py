@@ -58,8 +58,7 @@ def write_tables(
             + "\n".join(f"- Interval: {text}" for text in interval_sentences(rows, names, intervals))
             + "\n"
             + "\n".join(
-                f"- {variant}: {verdict([row for row in rows if row['variant'] == variant])}."
-                for variant in names
+                f"- {variant}: {verdict([row for row in rows if row['variant'] == variant])}." for variant in names
             )
             + "\n"
         )

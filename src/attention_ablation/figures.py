@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import altair as alt
 import pyarrow as pa
@@ -44,26 +44,13 @@ PUBLISHED_TOKENS_BILLION = 100.0
 
 @dataclass(frozen=True)
 class FigureSettings:
-    """How the figure looks; `width` and `height` are those of the plot itself, in pixels."""
+    """How the figure looks; the defaults are the study's, in `attention_ablation.config`."""
 
-    title: str = ""
-    x: str = "tokens"
-    y: str = "linear"  # or "symlog"
-    reference: str | None = None  # "published": the published curve as a dashed overlay
-    width: int = 560
-    height: int = 340
-    formats: tuple[str, ...] = FORMATS
-
-    def __post_init__(self) -> None:
-        for key, value, valid in (
-            ("x", self.x, ("tokens",)),
-            ("y", self.y, ("linear", "symlog")),
-            ("reference", self.reference, ("published", None)),
-        ):
-            if value not in valid:
-                raise UserError(f"figure.{key}: found {value!r}, expected one of {list(valid)}")
-        for format_ in self.formats:
-            check_format(format_)
+    title: str
+    y: Literal["linear", "symlog"]
+    reference: Literal["published", "none"]  # published: the published curve as a dashed overlay
+    width: int  # of the plot itself, pixels
+    height: int
 
 
 @dataclass(frozen=True)
@@ -148,8 +135,7 @@ def curves(
     sentences = [f"Bands: {sentence}" for sentence in interval_sentences(rows, names, intervals)]
     if published:
         sentences.append(
-            "Dashed: the published curves, read by eye from the paper's chart, "
-            "against the same fraction of training."
+            "Dashed: the published curves, read by eye from the paper's chart, against the same fraction of training."
         )
     if missing:
         counts = ", ".join(f"{name} {count}" for name, count in missing.items())
@@ -176,15 +162,12 @@ def check_legend(rows: list[dict], variants: Sequence[tuple[str, str]]) -> list[
         raise UserError(f"variants {listed}: expected each name once")
     drawn = {row["variant"] for row in rows}
     for name in sorted(drawn - set(listed)):
-        raise UserError(
-            f"variant {name} has loss deltas but no colour; give it one or leave it out of the study"
-        )
+        raise UserError(f"variant {name} has loss deltas but no colour; give it one or leave it out of the study")
     for row in rows:
         for key in ("delta", "ci_low", "ci_high"):
             if not math.isfinite(row[key]):
                 raise UserError(
-                    f"variant {row['variant']}, step {row['step']}: {key} is {row[key]}, "
-                    "expected a finite number"
+                    f"variant {row['variant']}, step {row['step']}: {key} is {row[key]}, expected a finite number"
                 )
     return [(name, color) for name, color in variants if name in drawn]
 
@@ -358,9 +341,7 @@ def title(curves: Curves, settings: FigureSettings) -> alt.TitleParams:
 def balanced(text: str, letters: int) -> list[str]:
     """`text` in as few lines of at most `letters` as it takes, about equally long."""
     fewest = len(textwrap.wrap(text, letters))
-    narrowest = next(
-        n for n in range(len(text) // fewest, letters + 1) if len(textwrap.wrap(text, n)) <= fewest
-    )
+    narrowest = next(n for n in range(len(text) // fewest, letters + 1) if len(textwrap.wrap(text, n)) <= fewest)
     return textwrap.wrap(text, narrowest)
 
 

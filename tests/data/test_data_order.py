@@ -20,9 +20,7 @@ def test_every_window_once_an_epoch(windows, seed, epoch):
 def test_the_sequence_of_windows_does_not_depend_on_the_batch(windows, batch, seed):
     length = 120
     one_by_one = [windows_of_step(step, windows=windows, batch=1, seed=seed)[0] for step in range(length)]
-    steps = [
-        windows_of_step(step, windows=windows, batch=batch, seed=seed) for step in range(-(-length // batch))
-    ]
+    steps = [windows_of_step(step, windows=windows, batch=batch, seed=seed) for step in range(-(-length // batch))]
     assert np.concatenate(steps)[:length].tolist() == one_by_one
     epochs = [one_by_one[start : start + windows] for start in range(0, length - windows, windows)]
     assert all(sorted(epoch) == list(range(windows)) for epoch in epochs)

