@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import platform
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,7 +16,7 @@ import torch
 from attention_ablation.data.order import read_batch, window_count, windows_of_step
 from attention_ablation.data.stream import TokenStream
 from attention_ablation.errors import UserError
-from attention_ablation.files import write_json, write_text
+from attention_ablation.files import fsync, write_json, write_text
 from attention_ablation.kernels.latent_attention import choose_implementation
 from attention_ablation.model.config import ModelConfig, Scaling
 from attention_ablation.model.initialization import initialize
@@ -55,17 +56,29 @@ def train(
     with state.locked(state_folder):
         state.keep_only_if_of(state_folder, identity, stream.sha256)
         snapshots = state_folder / "snapshots"
-        if not (snapshots / state.MANIFEST).exists():
+        if _is_finished(snapshots):
+            log.info("finished before: publishing its snapshots")
+        else:
             stream.verify()
             windows = _check_length(stream, plan, allow_epochs=allow_epochs)
             _run_to_the_end(name, identity, plan, execution, stream, windows, state_folder, report)
-        else:
-            log.info("finished before: publishing its snapshots")
-        state.read_manifest(snapshots)
         output.mkdir(parents=True, exist_ok=True)
         for file in ("metrics.jsonl", "run.json"):
             write_text(output / file, (state_folder / file).read_text(encoding="utf-8"))
         state.publish(snapshots, output / "snapshots")
+
+
+def _is_finished(snapshots: Path) -> bool:
+    """Whether all snapshots are there, as recorded; what was damaged since is said and trained again."""
+    if not (snapshots / state.MANIFEST).exists():
+        return False
+    try:
+        state.read_manifest(snapshots)
+    except UserError as error:
+        log.warning("the finished snapshots are damaged (%s): training again", error)
+        shutil.rmtree(snapshots)
+        return False
+    return True
 
 
 def _run_to_the_end(
@@ -117,6 +130,7 @@ def _run_to_the_end(
         due |= execution.autosave_steps > 0 and step % execution.autosave_steps == 0
         if due and step < plan.steps:
             report(step, plan.steps, metrics.flush())
+            fsync(folder / "metrics.jsonl")  # its rows up to here will not be written again
             _autosave(engine, folder)
             saved_at = time.monotonic()
     entries = [
