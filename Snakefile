@@ -11,6 +11,7 @@ from attention_ablation.workflow import (
     code,
     gpus_a_run,
     hold_lock,
+    parts_of,
     run_environment,
     store_study,
     untracked,
@@ -31,7 +32,8 @@ corpus = identity.corpus_name(study)
 data = identity.data_name(study)
 runs = list(identity.runs(study))
 evaluation = identity.evaluation_digest(study)
-dataset = untracked(f"results/data/{data}/parts-{study.data.parts}/dataset.json")
+dataset = f"results/data/{data}/dataset.json"
+parts = parts_of(study, dataset)
 
 run_environment()
 

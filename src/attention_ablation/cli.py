@@ -153,6 +153,7 @@ def _tokenize(study: Study, options: argparse.Namespace) -> None:
 def _dataset(study: Study, options: argparse.Namespace) -> None:
     """Describe the parts as one stream, with hashes, and check that validation lies in the held-out bytes."""
     from attention_ablation.data.dataset import build_dataset
+    from attention_ablation.data.stream import TokenStream
 
     _check_data(study, options.data)
     build_dataset(
@@ -160,11 +161,11 @@ def _dataset(study: Study, options: argparse.Namespace) -> None:
         options.index,
         options.tokenizer,
         source_info=study.data.source.model_dump(),
-        validation_tokens=study.data.validation_tokens,
         holdout_bytes=_holdout_bytes(study),
         dataset_output=options.output,
         stream_output=options.stream,
     )
+    TokenStream.open(options.output).check_validation(study.data.validation_tokens)
 
 
 def _source(study: Study) -> Any:

@@ -37,6 +37,17 @@ def store_study(study: Study) -> str:
     return str(path)
 
 
+def parts_of(study: Study, dataset: str) -> int:
+    """Tokenising jobs: those that the stream was made with, where there is one, or else the study's.
+
+    The stream is the same for any number, so another number is no reason to make it again.
+    """
+    path = Path(dataset)
+    if path.exists():
+        return len(json.loads(path.read_text(encoding="utf-8"))["parts"])
+    return study.data.parts
+
+
 def run_environment() -> None:
     """Put this Python's own `bin` first, so that the rules' `ablation` is this environment's."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"

@@ -43,7 +43,6 @@ def make_dataset(
     tokenizer: Path,
     *,
     parts: int = 1,
-    validation_tokens: int = 0,
     holdout_bytes: int = 0,
 ) -> Made:
     members = [(f"texts/{number}.md", text.encode()) for number, text in enumerate(texts)]
@@ -59,7 +58,6 @@ def make_dataset(
         index,
         tokenizer,
         source_info={"name": "tiny"},
-        validation_tokens=validation_tokens,
         holdout_bytes=holdout_bytes,
         dataset_output=dataset,
         stream_output=stream,

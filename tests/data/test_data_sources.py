@@ -152,7 +152,6 @@ def test_the_plays_come_from_the_package_index_and_become_a_stream(tmp_path):
         index,
         tokenizer,
         source_info={"name": "plays"},
-        validation_tokens=49_152,
         holdout_bytes=300_000,
         dataset_output=tmp_path / "dataset.json",
         stream_output=tmp_path / "stream.json",

@@ -112,14 +112,25 @@ def test_a_token_that_does_not_fit_is_refused_and_nothing_is_left(tmp_path, numb
     assert list(tmp_path.iterdir()) == []
 
 
-def test_validation_past_the_holdout_is_refused_with_both_numbers(tmp_path, make, tokenizer_file, prose):
+@pytest.mark.parametrize("parts", [1, 2])
+def test_validation_past_the_holdout_is_refused_with_both_numbers(tmp_path, make, tokenizer_file, prose, parts):
     stream = TokenStream.open(make(tmp_path / "a", [prose[:500], prose[500:900]], parts=1).dataset)
     covered = int(Tokenizer(tokenizer_file).token_bytes()[stream.read(0, 100)].sum())
-    for parts in (1, 2):
-        options = {"parts": parts, "validation_tokens": 100}
-        make(tmp_path / "b", [prose[:500], prose[500:900]], holdout_bytes=covered, **options)
-        with pytest.raises(UserError, match=rf"100 covers {covered} bytes.* first {covered - 1}"):
-            make(tmp_path / "c", [prose[:500], prose[500:900]], holdout_bytes=covered - 1, **options)
+    for holdout_bytes, holdout_tokens in ((covered, 100), (covered - 1, 99)):
+        made = make(
+            tmp_path / str(holdout_bytes), [prose[:500], prose[500:900]], holdout_bytes=holdout_bytes, parts=parts
+        )
+        stream = TokenStream.open(made.dataset)
+        assert stream.holdout_tokens == holdout_tokens
+        stream.check_validation(holdout_tokens)
+        with pytest.raises(UserError, match=rf"is {holdout_tokens + 1}, .* after the first {holdout_tokens} tokens"):
+            stream.check_validation(holdout_tokens + 1)
+
+
+def test_validation_that_leaves_nothing_to_train_on_is_refused(tmp_path, make, prose):
+    stream = TokenStream.open(make(tmp_path, [prose[:500]], holdout_bytes=10_000).dataset)
+    with pytest.raises(UserError, match="leave some to train on"):
+        stream.check_validation(stream.length)
 
 
 def test_part_of_another_corpus_is_refused(tmp_path, make, prose):
@@ -132,7 +143,6 @@ def test_part_of_another_corpus_is_refused(tmp_path, make, prose):
             made.index,
             made.tokenizer,
             source_info={},
-            validation_tokens=0,
             holdout_bytes=0,
             dataset_output=made.dataset,
             stream_output=made.stream,

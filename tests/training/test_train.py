@@ -53,6 +53,7 @@ def write_dataset(folder, *, tokens: int):
         "stream_sha256": hashlib.sha256(ids.tobytes()).hexdigest(),
         "vocabulary_size": 64,
         "end_of_text": 0,
+        "holdout_tokens": 50,
         "parts": [{"file": part.name, "tokens": tokens, "sha256": sha256_of(part)}],
     }
     path = folder / "dataset.json"

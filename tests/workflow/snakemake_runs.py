@@ -35,7 +35,7 @@ def planned(directory: Path, *arguments: str, **environment: str) -> dict[str, i
     assert result.returncode == 0, result.stdout
     if "Nothing to be done" in result.stdout:
         return {}
-    table = result.stdout.partition("Job stats:")[2].partition("Reasons:")[0]
+    table = result.stdout.partition("Job stats:")[2].lstrip("\n").partition("\n\n")[0]
     rows = [line.split() for line in table.splitlines()]
     jobs = {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
     return {rule: count for rule, count in jobs.items() if rule not in ("total", "all")}

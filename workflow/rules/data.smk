@@ -1,6 +1,6 @@
-# The corpus becomes one stream of tokens. Every path carries the digest of all that decides its content, so what
-# lies there is right by its name: later rules take it as ancient(), and no change of times or of the number of
-# parts ever trains anything again.
+# The corpus becomes one stream of tokens. Every path carries the digest of all that decides its content, so a changed
+# setting or changed code makes new files beside the old ones. The number of parts decides nothing about the stream:
+# where it has been made, it stays as it is.
 
 
 rule fetch_corpus:
@@ -16,9 +16,9 @@ rule fetch_corpus:
 
 rule index_corpus:
     input:
-        corpus=ancient(f"results/corpus/{corpus}/corpus.whl"),
+        corpus=f"results/corpus/{corpus}/corpus.whl",
     output:
-        f"results/data/{{data}}/parts-{study.data.parts}/index.json",
+        f"results/data/{{data}}/parts-{parts}/index.json",
     log:
         "logs/index_corpus/{data}.log",
     params:
@@ -30,8 +30,8 @@ rule index_corpus:
 
 rule train_tokenizer:
     input:
-        corpus=ancient(f"results/corpus/{corpus}/corpus.whl"),
-        index=ancient(f"results/data/{{data}}/parts-{study.data.parts}/index.json"),
+        corpus=f"results/corpus/{corpus}/corpus.whl",
+        index=f"results/data/{{data}}/parts-{parts}/index.json",
     output:
         "results/data/{data}/tokenizer.json",
     log:
@@ -45,11 +45,11 @@ rule train_tokenizer:
 
 rule tokenize:
     input:
-        corpus=ancient(f"results/corpus/{corpus}/corpus.whl"),
-        index=ancient(f"results/data/{{data}}/parts-{study.data.parts}/index.json"),
-        tokenizer=ancient("results/data/{data}/tokenizer.json"),
+        corpus=f"results/corpus/{corpus}/corpus.whl",
+        index=f"results/data/{{data}}/parts-{parts}/index.json",
+        tokenizer="results/data/{data}/tokenizer.json",
     output:
-        f"results/data/{{data}}/parts-{study.data.parts}/part-{{part}}.bin",
+        f"results/data/{{data}}/parts-{parts}/part-{{part}}.bin",
     log:
         "logs/tokenize/{data}.{part}.log",
     params:
@@ -61,22 +61,20 @@ rule tokenize:
 
 rule dataset:
     input:
-        index=ancient(f"results/data/{{data}}/parts-{study.data.parts}/index.json"),
-        tokenizer=ancient("results/data/{data}/tokenizer.json"),
-        parts=ancient(
-            expand(
-                f"results/data/{{{{data}}}}/parts-{study.data.parts}/part-{{part:05d}}.bin",
-                part=range(study.data.parts),
-            )
+        index=f"results/data/{{data}}/parts-{parts}/index.json",
+        tokenizer="results/data/{data}/tokenizer.json",
+        parts=expand(
+            "results/data/{{data}}/parts-{parts}/part-{part:05d}.bin",
+            parts=parts,
+            part=range(parts),
         ),
     output:
-        dataset=f"results/data/{{data}}/parts-{study.data.parts}/dataset.json",
+        dataset="results/data/{data}/dataset.json",
         stream="results/data/{data}/stream.json",
     log:
         "logs/dataset/{data}.log",
     params:
         study=study_file,
-        validation_tokens=study.data.validation_tokens,
     shell:
         "ablation dataset --configfile {params.study} --data {wildcards.data} --index {input.index}"
         " --tokenizer {input.tokenizer} --parts {input.parts} --output {output.dataset} --stream {output.stream}"

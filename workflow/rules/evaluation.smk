@@ -1,6 +1,6 @@
 rule evaluate:
     input:
-        stream=ancient(f"results/data/{data}/stream.json"),
+        stream=f"results/data/{data}/stream.json",
         snapshots="results/runs/{run}/snapshots",
     output:
         table="results/runs/{run}/evaluation-{evaluation}.parquet",
@@ -13,7 +13,7 @@ rule evaluate:
     params:
         *code("evaluate"),
         study=study_file,
-        dataset=dataset,
+        dataset=untracked(dataset),
     shell:
         "ablation evaluate --configfile {params.study} --run {wildcards.run} --dataset {params.dataset}"
         " --snapshots {input.snapshots} --output {output.table} --sidecar {output.sidecar} 2> {log}"

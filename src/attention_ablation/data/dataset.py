@@ -26,7 +26,7 @@ class _Stream:
     digest: Any
     tokens: int = 0
     bytes: int = 0
-    validation_bytes: int = 0
+    holdout_tokens: int = 0
 
 
 def build_dataset(
@@ -35,7 +35,6 @@ def build_dataset(
     tokenizer: Path,
     *,
     source_info: Mapping[str, Any],
-    validation_tokens: int,
     holdout_bytes: int,
     dataset_output: Path,
     stream_output: Path,
@@ -45,9 +44,11 @@ def build_dataset(
     `dataset_output` says what the dataset is made of. `stream_output` says only what training depends on, the
     length and hash of the stream, and is left untouched when it says that already.
 
+    `holdout_tokens` are those at the start of the stream whose text lies within its first `holdout_bytes`, which
+    the tokenizer never saw: a validation split must not be longer (`TokenStream.check_validation`).
+
     Raises:
-        UserError: a part does not hold the documents of the index, or the validation split (the first
-            `validation_tokens` tokens) is not all held out of the tokenizer's training.
+        UserError: a part does not hold the documents of the index.
     """
     encoder = Tokenizer(tokenizer)
     token_bytes = encoder.token_bytes()
@@ -57,10 +58,10 @@ def build_dataset(
     for number, part in enumerate(parts):
         members = [document for document in documents if document.part == number]
         before = stream.tokens
-        digest = _read_part(part, members, stream, token_bytes, encoder.end_of_text, validation_tokens)
+        digest = _read_part(part, members, stream, token_bytes, encoder.end_of_text, holdout_bytes)
         file = os.path.relpath(part, dataset_output.parent)
         described.append({"file": file, "tokens": stream.tokens - before, "sha256": digest})
-    _check_stream(stream, documents, index, validation_tokens, holdout_bytes)
+    _check_stream(stream, documents, index)
     stream_sha256 = stream.digest.hexdigest()
     _write_if_different(stream_output, {"length": stream.tokens, "sha256": stream_sha256})
     write_json(
@@ -70,6 +71,7 @@ def build_dataset(
             "documents": len(documents),
             "bytes": stream.bytes,
             "tokens": stream.tokens,
+            "holdout_tokens": stream.holdout_tokens,
             "stream_sha256": stream_sha256,
             "tokenizer_sha256": sha256_of(tokenizer),
             "vocabulary_size": encoder.vocabulary_size,
@@ -85,7 +87,7 @@ def _read_part(
     stream: _Stream,
     token_bytes: np.ndarray,
     end_of_text: int,
-    validation_tokens: int,
+    holdout_bytes: int,
 ) -> str:
     """Take a part into the stream; the hash of its file."""
     part_tokens = map_tokens(part)
@@ -101,7 +103,8 @@ def _read_part(
         file_digest.update(tokens.data)
         stream.digest.update(tokens.data)
         lengths = token_bytes[tokens]
-        stream.validation_bytes += int(lengths[: max(0, validation_tokens - stream.tokens)].sum())
+        covered = stream.bytes + found_bytes + np.cumsum(lengths)
+        stream.holdout_tokens += int(np.searchsorted(covered, holdout_bytes, side="right"))
         stream.tokens += len(tokens)
         found_documents += int((tokens == end_of_text).sum())
         found_bytes += int(lengths.sum())
@@ -115,27 +118,10 @@ def _read_part(
     return file_digest.hexdigest()
 
 
-def _check_stream(
-    stream: _Stream,
-    documents: list[IndexedDocument],
-    index: Path,
-    validation_tokens: int,
-    holdout_bytes: int,
-) -> None:
+def _check_stream(stream: _Stream, documents: list[IndexedDocument], index: Path) -> None:
     total = sum(document.bytes for document in documents)
     if stream.bytes != total:
         raise UserError(f"{index}: {total:,} bytes, the parts given hold {stream.bytes:,}; give every part once")
-    if validation_tokens >= stream.tokens:
-        raise UserError(
-            f"data.validation_tokens is {validation_tokens:,}, but the stream has {stream.tokens:,} tokens; "
-            "leave some to train on"
-        )
-    if stream.validation_bytes > holdout_bytes:
-        raise UserError(
-            f"data.validation_tokens {validation_tokens:,} covers {stream.validation_bytes:,} bytes of text, "
-            f"but the tokenizer was trained on all after the first {holdout_bytes:,}; "
-            "raise data.tokenizer.holdout_bytes or lower data.validation_tokens"
-        )
 
 
 def _chunks(tokens: np.ndarray) -> Iterator[np.ndarray]:

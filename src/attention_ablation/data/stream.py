@@ -27,14 +27,22 @@ class TokenStream:
         sha256: hash of the stream's token bytes; does not depend on how the stream is cut into parts.
         vocabulary_size: ids are below it.
         end_of_text: the id before each document.
+        holdout_tokens: tokens at the start that the tokenizer was not trained on.
     """
 
     def __init__(
-        self, parts: list[tuple[Path, int, str]], *, sha256: str, vocabulary_size: int, end_of_text: int
+        self,
+        parts: list[tuple[Path, int, str]],
+        *,
+        sha256: str,
+        vocabulary_size: int,
+        end_of_text: int,
+        holdout_tokens: int,
     ) -> None:
         self.sha256 = sha256
         self.vocabulary_size = vocabulary_size
         self.end_of_text = end_of_text
+        self.holdout_tokens = holdout_tokens
         self._parts = parts
         self._starts = np.array([0, *accumulate(tokens for _, tokens, _ in parts)], dtype=np.int64)
         self.length = int(self._starts[-1])
@@ -58,6 +66,7 @@ class TokenStream:
                 sha256=described["stream_sha256"],
                 vocabulary_size=described["vocabulary_size"],
                 end_of_text=described["end_of_text"],
+                holdout_tokens=described["holdout_tokens"],
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{dataset}: not a dataset description ({error!r}); make the dataset again") from None
@@ -66,6 +75,19 @@ class TokenStream:
             if found != tokens:
                 raise UserError(f"{path}: {found:,} tokens, {dataset.name} says {tokens:,}; make the dataset again")
         return stream
+
+    def check_validation(self, validation_tokens: int) -> None:
+        """Raise UserError unless the stream's first `validation_tokens` are all held out, and some are left."""
+        if validation_tokens > self.holdout_tokens:
+            raise UserError(
+                f"data.validation_tokens is {validation_tokens:,}, but the tokenizer was trained on all after the "
+                f"first {self.holdout_tokens:,} tokens; raise data.tokenizer.holdout_bytes or lower data.validation_tokens"
+            )
+        if validation_tokens >= self.length:
+            raise UserError(
+                f"data.validation_tokens is {validation_tokens:,}, but the stream has {self.length:,} tokens; "
+                "leave some to train on"
+            )
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """A copy of tokens `start` to `stop` (exclusive), `(stop - start,)` uint16; it may straddle parts."""

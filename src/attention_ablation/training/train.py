@@ -60,6 +60,7 @@ def train(
             log.info("finished before: publishing its snapshots")
         else:
             stream.verify()
+            stream.check_validation(plan.validation_tokens)
             windows = _check_length(stream, plan, allow_epochs=allow_epochs)
             _run_to_the_end(name, identity, plan, execution, stream, windows, state_folder, report)
         output.mkdir(parents=True, exist_ok=True)
