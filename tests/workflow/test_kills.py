@@ -190,4 +190,4 @@ def test_a_second_snakemake_in_the_same_checkout_is_refused_and_told_who_is_ther
 def test_deltas_differ_from_zero_somewhere(unbroken, tmp_path):
     path = tmp_path / "deltas.parquet"
     path.write_bytes(unbroken["results/smoke/loss_deltas.parquet"])
-    assert duckdb.sql(f"select max(abs(delta)) from '{path}'").fetchone()[0] > 1e-3
+    assert duckdb.sql(f"select max(abs(delta)) from '{path}'").fetchall()[0][0] > 1e-3

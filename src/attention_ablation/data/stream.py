@@ -81,7 +81,7 @@ class TokenStream:
         if validation_tokens > self.holdout_tokens:
             raise UserError(
                 f"data.validation_tokens is {validation_tokens:,}, but the tokenizer was trained on all after the "
-                f"first {self.holdout_tokens:,} tokens; raise data.tokenizer.holdout_bytes or lower data.validation_tokens"
+                f"first {self.holdout_tokens:,} tokens; raise data.tokenizer.holdout_bytes or lower it"
             )
         if validation_tokens >= self.length:
             raise UserError(
