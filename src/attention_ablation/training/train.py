@@ -109,31 +109,37 @@ def _run_to_the_end(
     write_json(folder / "run.json", sidecar)
 
     metrics = Metrics(folder / "metrics.jsonl", plan, steps_done=resumed_from)
-    saved_at = time.monotonic()
+    autosaver = Autosaver(engine, folder, execution)
     while engine.steps_done < plan.steps:
         numbers = windows_of_step(engine.steps_done, windows=windows, batch=plan.sequences, seed=plan.seed)
         inputs, targets = read_batch(stream, numbers, offset=plan.validation_tokens, context=plan.context)
         metrics.add(engine.steps_done, engine.step(torch.from_numpy(inputs), torch.from_numpy(targets)))
         step = engine.steps_done
-        if step % METRICS_EVERY == 0 or step in plan.checkpoint_steps:
+        at_checkpoint, due = step in plan.checkpoint_steps, autosaver.is_due()
+        if at_checkpoint or due or step % METRICS_EVERY == 0:
             report(step, plan.steps, metrics.flush())
-        if step in plan.checkpoint_steps:
-            metadata = {
-                "run": name,
-                "model": identity["model"],
-                "scaling": identity["scaling"],
-                "identity": identity,
-                "step": step,
-                "tokens_seen": step * plan.batch_tokens,
-            }
-            save_snapshot(folder / "snapshots" / _snapshot_name(step), engine.weights(), metadata)
-        due = time.monotonic() - saved_at >= 60 * execution.autosave_minutes
-        due |= execution.autosave_steps > 0 and step % execution.autosave_steps == 0
+        if at_checkpoint:
+            _save_snapshot(name, identity, engine, folder / "snapshots")
         if due and step < plan.steps:
-            report(step, plan.steps, metrics.flush())
-            fsync(folder / "metrics.jsonl")  # its rows up to here will not be written again
-            _autosave(engine, folder)
-            saved_at = time.monotonic()
+            metrics.sync()  # its rows up to here will not be written again
+            autosaver.save()
+    _finish(plan, folder)
+
+
+def _save_snapshot(name: str, identity: dict[str, Any], engine: Engine, folder: Path) -> None:
+    metadata = {
+        "run": name,
+        "model": identity["model"],
+        "scaling": identity["scaling"],
+        "identity": identity,
+        "step": engine.steps_done,
+        "tokens_seen": engine.steps_done * engine.plan.batch_tokens,
+    }
+    save_snapshot(folder / _snapshot_name(engine.steps_done), engine.weights(), metadata)
+
+
+def _finish(plan: TrainingPlan, folder: Path) -> None:
+    """Write the snapshots' manifest, which makes the run finished, and drop what only an unfinished one needs."""
     entries = [
         {"file": _snapshot_name(step), "step": step, "tokens_seen": step * plan.batch_tokens}
         for step in plan.checkpoint_steps
@@ -181,12 +187,29 @@ def _resume(engine: Engine, plan: TrainingPlan, folder: Path) -> int:
     return step
 
 
-def _autosave(engine: Engine, folder: Path) -> None:
-    tag = f"step-{engine.steps_done}"
-    engine.save(str(folder / "autosave"), tag)
-    state.write_manifest(folder / "autosave" / tag)
-    state.drop_old_autosaves(folder)
-    log.info("autosaved at step %d", engine.steps_done)
+class Autosaver:
+    """Saves the engine's whole state every so many minutes or steps."""
+
+    def __init__(self, engine: Engine, folder: Path, execution: ExecutionPlan) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._execution = execution
+        self._saved_at = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether the interval is over, in minutes or in steps."""
+        every = self._execution.autosave_steps
+        by_steps = every > 0 and self._engine.steps_done % every == 0
+        return by_steps or time.monotonic() - self._saved_at >= 60 * self._execution.autosave_minutes
+
+    def save(self) -> None:
+        """Write an autosave, its manifest last, and drop the oldest."""
+        step = self._engine.steps_done
+        self._engine.save(str(self._folder / "autosave"), f"step-{step}")
+        state.write_manifest(self._folder / "autosave" / f"step-{step}")
+        state.drop_old_autosaves(self._folder)
+        self._saved_at = time.monotonic()
+        log.info("autosaved at step %d", step)
 
 
 def _facts(execution: ExecutionPlan, *, device: str, attention: str, micro_batch: int) -> dict[str, Any]:
@@ -227,6 +250,10 @@ class Metrics:
     def add(self, step: int, values: dict[str, Any]) -> None:
         """Keep one update's results, of the 0-based step `step`; nothing is read from the device yet."""
         self._pending.append((step, values))
+
+    def sync(self) -> None:
+        """Force what was flushed to disk."""
+        fsync(self._path)
 
     def flush(self) -> float:
         """Append what was added; returns the newest loss. Raises UserError for one that is not finite."""

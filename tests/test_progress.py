@@ -1,0 +1,44 @@
+"""Progress: plain lines in a log, few of them; a bar on a terminal."""
+
+import itertools
+
+import pytest
+
+from attention_ablation import progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """One second a look at the clock."""
+    seconds = itertools.count()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(seconds)))
+
+
+def test_a_log_gets_a_line_every_ten_seconds_and_the_last(clock, capsys):
+    shown = progress.Progress("run", "steps")
+    for step in range(1, 36):
+        shown.update(step, 35, 2.5)
+    lines = capsys.readouterr().err.splitlines()
+    assert 3 <= len(lines) <= 6
+    assert lines[0].startswith("run: ")
+    assert "s left" in lines[0]
+    assert lines[-1] == "run: 35/35 steps, loss 2.5000"
+
+
+def test_the_time_left_counts_from_where_a_resumed_run_began(monkeypatch, capsys):
+    now = iter([0.0, 0.0, 100.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    shown = progress.Progress("run", "steps")
+    shown.update(900, 1000)
+    shown.update(950, 1000)
+    assert capsys.readouterr().err.splitlines()[-1] == "run: 950/1000 steps, 100 s left"
+
+
+def test_a_terminal_gets_a_bar(monkeypatch, capsys):
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    shown = progress.Progress("run", "steps")
+    shown.update(5, 10, 2.5)
+    shown.update(10, 10, 2.4)
+    bar = capsys.readouterr().err
+    assert "10/10" in bar
+    assert "loss 2.400" in bar
