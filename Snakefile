@@ -4,7 +4,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
 from attention_ablation import identity
-from attention_ablation.config import load_study
+from attention_ablation.study import load_study
 from attention_ablation.errors import UserError
 from attention_ablation.workflow import (
     check_is_built,

@@ -8,7 +8,7 @@ import pytest
 
 from attention_ablation import identity
 from attention_ablation.cli import main
-from attention_ablation.config import load_study
+from attention_ablation.study import load_study
 
 ROOT = Path(__file__).parent.parent
 SMOKE = str(ROOT / "workflow/presets/smoke.yaml")

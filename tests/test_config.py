@@ -11,10 +11,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_ablation.config import Study, load_study
+from attention_ablation.config import Study
 from attention_ablation.errors import UserError
 from attention_ablation.model.config import ModelConfig
 from attention_ablation.model.transformer import LanguageModel
+from attention_ablation.study import load_study
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "config.yaml"

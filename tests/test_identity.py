@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from attention_ablation import identity
-from attention_ablation.config import load_study
+from attention_ablation.study import load_study
 
 ROOT = Path(__file__).parent.parent
 
@@ -97,7 +97,7 @@ def test_a_pinned_code_stands_for_the_current_one():
 
 def test_digests_do_not_depend_on_the_hash_seed():
     program = (
-        "from attention_ablation import identity; from attention_ablation.config import load_study;"
+        "from attention_ablation import identity; from attention_ablation.study import load_study;"
         f"print(list(identity.runs(load_study([{str(ROOT / 'config.yaml')!r}]))))"
     )
     found = {

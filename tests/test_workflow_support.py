@@ -6,8 +6,8 @@ import multiprocessing
 import pytest
 
 from attention_ablation import workflow
-from attention_ablation.config import load_study
 from attention_ablation.errors import UserError
+from attention_ablation.study import load_study
 
 
 @pytest.fixture(autouse=True)

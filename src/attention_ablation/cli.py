@@ -14,9 +14,10 @@ from typing import Any
 import yaml
 
 from attention_ablation import identity
-from attention_ablation.config import BpeTokenizer, Study, load_study
+from attention_ablation.config import BpeTokenizer, Study
 from attention_ablation.errors import UserError
 from attention_ablation.progress import Progress
+from attention_ablation.study import load_study
 from attention_ablation.training.plan import ExecutionPlan
 from attention_ablation.workflow import STATE, check_is_built
 

@@ -1,17 +1,15 @@
 """The study: schema, defaults and documentation of every key of a study file, in one place.
 
-A study file is whole. `load_study` is the only way in, for the Snakefile and for every command: it reads one
-file, lays the `--config` values over it and validates; what is wrong is told as one line that names key, value
-and reason. Nothing here imports torch: the workflow parses a study in a fraction of a second.
+`attention_ablation.study.load_study` reads a file into it, and checks what no single key can see. Nothing here
+imports torch: the workflow parses a study in a fraction of a second.
 """
 
 import difflib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -20,15 +18,12 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
-from attention_ablation.errors import UserError
 from attention_ablation.model.config import ModelConfig, Scaling
 
-DEFAULT_STUDY = Path("config.yaml")
 CONFIDENCES = (0.8, 0.9, 0.95, 0.99)  # of workflow/sql/student_t.csv
 
 
@@ -72,11 +67,12 @@ class Strict(BaseModel):
             raise ValueError("a mapping of keys to values is wanted")
         for key in data:
             if key not in cls.model_fields:
-                raise ValueError(f"unknown key {key!r}{_nearest(str(key), cls.model_fields)}")
+                raise ValueError(f"unknown key {key!r}{nearest(str(key), cls.model_fields)}")
         return {key: _containers_from_text(value, cls.model_fields[key].annotation) for key, value in data.items()}
 
 
-def _nearest(key: str, valid: typing.Iterable[str]) -> str:
+def nearest(key: str, valid: typing.Iterable[str]) -> str:
+    """What to add to the message of an unknown key: the nearest valid one, or all of them."""
     names = list(valid)
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; valid are {', '.join(names)}"
@@ -422,19 +418,13 @@ class Study(Strict):
         """Which latents an arm scales."""
         return Scaling(**self.arms[arm].scaling.model_dump())
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        for problem in _problems(self):
-            raise ValueError(problem)
-        return self
-
 
 def _set_leaf(tree: dict[str, Any], dotted: str, value: Any) -> None:
     """Set an existing leaf of nested mappings by its dotted name."""
     node, keys = tree, dotted.split(".")
     for depth, key in enumerate(keys):
         if not isinstance(node, dict) or key not in node:
-            raise ValueError(f"override: unknown leaf {dotted!r}{_nearest(dotted, _leaves(tree))}")
+            raise ValueError(f"override: unknown leaf {dotted!r}{nearest(dotted, _leaves(tree))}")
         if depth < len(keys) - 1:
             node = node[key]
     if isinstance(node[keys[-1]], dict):
@@ -452,153 +442,3 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
-
-
-def _problems(study: Study) -> Iterator[str]:
-    """What no single key can see; the first is told."""
-    for name, arm in study.arms.items():
-        for variant in arm.variants or []:
-            if variant not in study.variants:
-                raise ValueError(
-                    f"arms.{name}.variants: unknown variant {variant!r}{_nearest(variant, study.variants)}"
-                )
-        yield from _problems_of_settings(study, name)
-    names = [comparison.name for comparison in study.comparisons]
-    if len(set(names)) < len(names):
-        yield f"comparisons: every name once, found {', '.join(names)}"
-    for comparison in study.comparisons:
-        yield from _problems_of_comparison(study, comparison)
-    tokenizer = study.data.tokenizer
-    if isinstance(tokenizer, BpeTokenizer) and tokenizer.vocabulary_size < 257:
-        yield f"data.tokenizer.vocabulary_size: {tokenizer.vocabulary_size} is under 257 (256 bytes and end-of-text)"
-
-
-def _problems_of_settings(study: Study, arm: str) -> Iterator[str]:
-    try:
-        model, training = study.settings_of(arm)
-    except ValidationError as error:
-        yield f"arms.{arm}.override: {_first_line(error)}"
-        return
-    except ValueError as error:
-        yield f"arms.{arm}.{error}"
-        return
-    for variant in study.variants_of(arm):
-        v, where = study.variants[variant], f"variants.{variant}"
-        if model.heads % v.groups:
-            yield f"{where}.groups: {v.groups} groups do not divide model.heads {model.heads}"
-        if model.kv_rank % (v.groups * v.branches):
-            yield (
-                f"{where}: groups {v.groups} x branches {v.branches} = {v.groups * v.branches} latents do not divide "
-                f"model.kv_rank {model.kv_rank}"
-            )
-    rows = study.data.tokenizer.vocabulary_size
-    if model.vocabulary_size != "auto" and model.vocabulary_size < rows:
-        yield f"model.vocabulary_size: {model.vocabulary_size} is under the tokenizer's {rows}"
-    if training.batch_tokens % model.context:
-        yield (
-            f"training.batch_tokens: {training.batch_tokens} is not a multiple of model.context {model.context}; "
-            f"the next below is {training.batch_tokens // model.context * model.context}"
-        )
-    if training.tokens % training.batch_tokens:
-        yield (
-            f"training.tokens: {training.tokens} is not a multiple of training.batch_tokens {training.batch_tokens}; "
-            f"the nearest is {max(1, round(training.tokens / training.batch_tokens)) * training.batch_tokens}"
-        )
-    if training.checkpoints.even > training.steps:
-        yield f"training.checkpoints.even: {training.checkpoints.even} checkpoints, but only {training.steps} steps"
-    if training.warmup_steps >= training.steps:
-        yield f"training.warmup_fraction: {training.warmup_fraction} leaves no step after the warm-up"
-    micro_batch, sequences = study.execution.micro_batch, training.batch_tokens // model.context
-    if micro_batch != "auto" and sequences % micro_batch:
-        yield f"execution.micro_batch: {micro_batch} does not divide the batch of {sequences} sequences"
-    used = study.data.validation_tokens if study.evaluation.tokens == "all" else study.evaluation.tokens
-    if used > study.data.validation_tokens:
-        yield f"evaluation.tokens: {used} is over data.validation_tokens {study.data.validation_tokens}"
-    windows = -(-(used - 1) // model.context)
-    if windows < study.statistics.blocks:
-        yield (
-            f"data.validation_tokens: {used} evaluated tokens make {windows} windows of {model.context}, but "
-            f"statistics.blocks asks for {study.statistics.blocks} blocks of at least one; "
-            f"use {study.statistics.blocks * model.context} tokens or more"
-        )
-
-
-def _problems_of_comparison(study: Study, comparison: Comparison) -> Iterator[str]:
-    where = f"comparisons.{comparison.name}"
-    for role in ("baseline", "treatment"):
-        arm = getattr(comparison, role)
-        if arm not in study.arms:
-            yield f"{where}.{role}: unknown arm {arm!r}{_nearest(arm, study.arms)}"
-            return
-    arms = comparison.baseline, comparison.treatment
-    if arms[0] == arms[1]:
-        yield f"{where}: baseline and treatment are both {arms[0]!r}"
-    if not set(study.variants_of(arms[0])) & set(study.variants_of(arms[1])):
-        yield f"{where}: no variant has both arms {arms[0]!r} and {arms[1]!r}"
-    if not set(study.seeds_of(arms[0])) & set(study.seeds_of(arms[1])):
-        yield f"{where}: arms {arms[0]!r} and {arms[1]!r} have no seed in common"
-    grids = []
-    for arm in arms:
-        model, training = study.settings_of(arm)
-        grids.append((model.context, training.batch_tokens, training.checkpoint_steps))
-    if grids[0] != grids[1]:
-        yield f"{where}: arms {arms[0]!r} and {arms[1]!r} differ in context, batch or checkpoints: nothing to pair"
-
-
-# --- reading --------------------------------------------------------------------------------------------------
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML that refuses a key given twice, where plain YAML would silently take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise UserError(f"key {key!r} stands twice in one mapping{node.start_mark}")
-        return super().construct_mapping(node, deep)
-
-
-def load_study(configfiles: Sequence[str | Path] = (), overrides: Mapping[str, Any] | None = None) -> Study:
-    """The study of one file (default: config.yaml here) with `overrides` laid over its leaves.
-
-    Raises UserError with one line for the first mistake.
-    """
-    if len(configfiles) > 1:
-        names = ", ".join(str(path) for path in configfiles)
-        raise UserError(f"one study file at a time, found {names}: a study file is whole and is never merged")
-    path = Path(configfiles[0]) if configfiles else DEFAULT_STUDY
-    try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
-    except OSError as error:
-        raise UserError(f"study file {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"study file {path} is not YAML: {' '.join(str(error).split())}") from error
-    except UserError as error:
-        raise UserError(f"study file {path}: {' '.join(str(error).split())}") from error
-    if not isinstance(tree, dict):
-        raise UserError(f"study file {path}: a mapping of keys to values is wanted, found {type(tree).__name__}")
-    try:
-        return Study.model_validate(_merged(tree, overrides or {}))
-    except ValidationError as error:
-        raise UserError(f"study file {path}: {_first_line(error)}") from error
-
-
-def _merged(base: Any, over: Any) -> Any:
-    """`over` laid over `base`, leaf by leaf; the order of `base` is kept (it is the legend's)."""
-    if isinstance(over, str) and isinstance(base, Mapping):
-        over = yaml.safe_load(over)
-    if not (isinstance(base, Mapping) and isinstance(over, Mapping)):
-        return over
-    added = {key: value for key, value in over.items() if key not in base}
-    return {key: _merged(value, over[key]) if key in over else value for key, value in base.items()} | added
-
-
-def _first_line(error: ValidationError) -> str:
-    """The first mistake as `key: value: reason`."""
-    first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    reason = first["msg"].removeprefix("Value error, ")
-    value = first.get("input")
-    found = "" if isinstance(value, Mapping | BaseModel) or first["type"] == "missing" else f" (found {value!r})"
-    return f"{where}: {reason}{found}" if where else f"{reason}{found}"

@@ -1,8 +1,6 @@
 """Train one run: from its identity to published snapshots, resumable at any moment."""
 
-import json
 import logging
-import math
 import platform
 import shutil
 import time
@@ -16,7 +14,7 @@ import torch
 from attention_ablation.data.order import read_batch, window_count, windows_of_step
 from attention_ablation.data.stream import TokenStream
 from attention_ablation.errors import UserError
-from attention_ablation.files import fsync, write_json, write_text
+from attention_ablation.files import write_json, write_text
 from attention_ablation.kernels.latent_attention import choose_implementation
 from attention_ablation.model.config import ModelConfig, Scaling
 from attention_ablation.model.initialization import initialize
@@ -24,6 +22,7 @@ from attention_ablation.model.snapshots import save_snapshot
 from attention_ablation.model.transformer import LanguageModel
 from attention_ablation.training import state
 from attention_ablation.training.engine import Engine, choose_device
+from attention_ablation.training.metrics import Metrics
 from attention_ablation.training.plan import ExecutionPlan, TrainingPlan
 
 METRICS_EVERY = 10  # steps between two reads of the device's results: each read waits for the device
@@ -229,57 +228,3 @@ def _facts(execution: ExecutionPlan, *, device: str, attention: str, micro_batch
         "python": platform.python_version(),
         "host": platform.node(),
     }
-
-
-class Metrics:
-    """The run's metrics file: one JSON object a step, appended every few steps.
-
-    `step` counts updates done; `loss` (nats a token) and `gradient_norm` are of the batch that made the update.
-    """
-
-    def __init__(self, path: Path, plan: TrainingPlan, *, steps_done: int) -> None:
-        self._path = path
-        self._plan = plan
-        self._pending: list[tuple[int, dict[str, Any]]] = []
-        self._since = time.monotonic()
-        self._loss = math.nan
-        # What was written after the autosave that this process starts from will be written again.
-        rows = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        write_text(path, "".join(rows[:steps_done]))
-
-    def add(self, step: int, values: dict[str, Any]) -> None:
-        """Keep one update's results, of the 0-based step `step`; nothing is read from the device yet."""
-        self._pending.append((step, values))
-
-    def sync(self) -> None:
-        """Force what was flushed to disk."""
-        fsync(self._path)
-
-    def flush(self) -> float:
-        """Append what was added; returns the newest loss. Raises UserError for one that is not finite."""
-        if not self._pending:
-            return self._loss
-        numbers = torch.stack(
-            [torch.stack([values["loss"], values["gradient_norm"]]) for _, values in self._pending]
-        ).tolist()
-        speed = len(self._pending) * self._plan.batch_tokens / (time.monotonic() - self._since)
-        with self._path.open("a", encoding="utf-8") as file:
-            for (step, values), (loss, gradient_norm) in zip(self._pending, numbers, strict=True):
-                if not math.isfinite(loss) or not math.isfinite(gradient_norm):
-                    raise UserError(
-                        f"training broke down: loss {loss}, gradient norm {gradient_norm} at step {step} "
-                        f"(learning rate {values['learning_rate']:.3g}); lower training.learning_rate"
-                    )
-                row = {
-                    "step": step + 1,
-                    "tokens_seen": (step + 1) * self._plan.batch_tokens,
-                    "loss": loss,
-                    "learning_rate": values["learning_rate"],
-                    "gradient_norm": gradient_norm,
-                    "tokens_per_second": round(speed),
-                }
-                file.write(json.dumps(row) + "\n")
-        self._pending.clear()
-        self._since = time.monotonic()
-        self._loss = numbers[-1][0]
-        return self._loss
