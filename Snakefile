@@ -24,16 +24,15 @@ try:
     study = load_study(
         workflow.config_settings.configfiles, workflow.config_settings.config
     )
-except UserError as error:
+    study_file = untracked(store_study(study))
+    corpus = identity.corpus_name(study)
+    data = identity.data_name(study)
+    dataset = f"results/data/{data}/dataset.json"
+    parts = parts_of(study, dataset)
+    runs = list(identity.runs(study))
+    evaluation = identity.evaluation_digest(study)
+except (UserError, OSError) as error:
     raise WorkflowError(str(error)) from None
-
-study_file = untracked(store_study(study))
-corpus = identity.corpus_name(study)
-data = identity.data_name(study)
-runs = list(identity.runs(study))
-evaluation = identity.evaluation_digest(study)
-dataset = f"results/data/{data}/dataset.json"
-parts = parts_of(study, dataset)
 
 run_environment()
 

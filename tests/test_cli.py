@@ -68,8 +68,44 @@ def test_data_of_another_configuration_is_refused(capsys):
 def test_an_evaluation_of_another_configuration_is_refused(capsys):
     run = next(iter(identity.runs(load_study([SMOKE]))))
     arguments = ["evaluate", "--configfile", SMOKE, "--run", run, "--dataset", "d", "--snapshots", "s"]
-    assert main([*arguments, "--output", "evaluation-0.parquet", "--sidecar", "s.json"]) == 1
+    assert (
+        main(
+            [
+                *arguments,
+                "--output",
+                "evaluation-0.parquet",
+                "--sidecar",
+                "s.json",
+                "--code",
+                identity.code_digest("evaluate"),
+            ]
+        )
+        == 1
+    )
     assert "error: --output evaluation-0.parquet: this study's evaluation is evaluation-" in last_line(capsys)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "loss-deltas", "figure"])
+def test_code_that_changed_since_the_workflow_started_is_refused(capsys, command):
+    flags = {
+        "evaluate": ["--run", "r", "--dataset", "d", "--snapshots", "s", "--output", "o", "--sidecar", "s"],
+        "loss-deltas": ["--evaluations", "e", "--output", "o"],
+        "figure": ["--deltas", "d", "--output", "o"],
+    }
+    assert main([command, "--configfile", SMOKE, *flags[command], "--code", "0123456789ab"]) == 1
+    assert "has changed since the workflow started; start it again" in last_line(capsys)
+
+
+def test_an_evaluation_by_other_code_is_refused(capsys):
+    Path("e.json").write_text('{"code": "0123456789ab"}')
+    arguments = ["loss-deltas", "--configfile", SMOKE, "--evaluations", "e.parquet", "--output", "o"]
+    assert main([*arguments, "--code", identity.code_digest("loss_deltas")]) == 1
+    assert "e.parquet: evaluated by code 0123456789ab, today's is" in last_line(capsys)
+
+
+def test_a_value_that_is_no_yaml_is_told(capsys):
+    assert main(["fetch-corpus", "--configfile", SMOKE, "--output", "c", "--config", "training={seeds: [0"]) == 1
+    assert last_line(capsys) == "error: --config training={seeds: [0: the value is not YAML"
 
 
 def test_a_pinned_older_code_cannot_train(capsys):

@@ -98,6 +98,12 @@ MISTAKES = [
     ({"data": {"validation_tokens": 1000}}, "1000 evaluated tokens make 4 windows of 256"),
     ({"evaluation": {"tokens": 99_999}}, "evaluation.tokens: 99999 is over data.validation_tokens 49152"),
     ({"execution": {"micro_batch": 3}}, "execution.micro_batch: 3 does not divide the batch of 8 sequences"),
+    ({"data": {"validation_tokens": 200_000}}, "200000 tokens are more text than the 163840 of"),
+    ({"training": {"seeds": [2**31]}}, "training.seeds.0: Input should be less than 2147483648"),
+    ({"training": {"betas": [1, 1]}}, "training.betas.0: Input should be less than 1"),
+    ({"training": {"seeds": "[0"}}, "training: not YAML: '[0'"),
+    ({"training": "{seeds: [0"}, "--config: not YAML: '{seeds: [0'"),
+    ({"statistics": {"blocks": 1100}}, "statistics.blocks: Input should be less than or equal to 1000"),
     ({"statistics": {"confidence": 0.96}}, "statistics.confidence: valid are 0.8, 0.9, 0.95, 0.99"),
     ({"statistics": {"blocks": 10}}, "statistics.blocks: Input should be greater than or equal to 30 (found 10)"),
     ({"figure": {"formats": ["gif"]}}, "figure.formats.0: Input should be 'svg', 'png', 'pdf' or 'html'"),
@@ -167,6 +173,22 @@ def test_a_file_that_is_no_study_is_told_with_its_name(tmp_path, content, told):
         load_study([path])
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_utf8_is_told(tmp_path):
+    (tmp_path / "a.yaml").write_bytes(b"study: \xff")
+    with pytest.raises(UserError, match=r"a\.yaml: not UTF-8 at byte 7"):
+        load_study([tmp_path / "a.yaml"])
+
+
+def test_yaml_merge_keys_are_read(tmp_path):
+    path = tmp_path / "merged.yaml"
+    path.write_text(
+        CONFIG.read_text()
+        .replace("  scaled:\n", "  scaled: &base\n")
+        .replace("  unscaled:\n", "  unscaled:\n    <<: *base\n")
+    )
+    assert load_study([path]) == study()
 
 
 def test_an_absent_file_is_told(tmp_path):

@@ -1,6 +1,7 @@
 """Scores: each token once, the same for any batch; nothing of another run, nothing broken."""
 
 import json
+import shutil
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -30,6 +31,7 @@ def scored(folder, name="e", **changes):
         "snapshots": folder / "run" / "snapshots", "dataset": folder / "dataset.json", "dataset_name": "noise",
         "tokens": 20, "precision": "float32", "batch": 2, "device": "cpu", "threads": 1, "attention": "auto",
         "output": folder / f"{name}.parquet", "sidecar": folder / f"{name}.json", "report": lambda *_: None,
+        "code": "0123",
     }  # fmt: skip
     evaluate("MLRA-2.scaled.seed0-0", changes.pop("identity", IDENTITY), **options | changes)
     return pq.read_table(folder / f"{name}.parquet")
@@ -78,10 +80,28 @@ def test_windows_cover_each_successor_once_in_order(tokens, context, batch):
 
 def test_a_missing_snapshot_is_told(trained, tmp_path):
     state.publish(trained / "run" / "snapshots", tmp_path / "snapshots")
+    shutil.copy(trained / "run" / "run.json", tmp_path)
     (tmp_path / "snapshots" / "step-00000002.safetensors").unlink()
     with pytest.raises(UserError, match=r"step-00000002\.safetensors: missing"):
         scored(trained, "missing", snapshots=tmp_path / "snapshots")
     assert not (trained / "missing.parquet").exists()
+
+
+def test_a_damaged_part_file_is_told(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "damaged")
+    content = bytearray((tmp_path / "damaged" / "part-00000.bin").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "damaged" / "part-00000.bin").write_bytes(content)
+    with pytest.raises(UserError, match=r"part-00000\.bin"):
+        scored(tmp_path / "damaged", "other")
+
+
+def test_a_run_of_another_token_stream_is_refused(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "other")
+    sidecar = tmp_path / "other" / "run" / "run.json"
+    sidecar.write_text(json.dumps(json.loads(sidecar.read_text()) | {"stream": "abc"}))
+    with pytest.raises(UserError, match="was trained on token stream abc"):
+        scored(tmp_path / "other", "foreign")
 
 
 def test_a_grid_that_is_not_the_runs_is_refused(trained):
@@ -101,7 +121,8 @@ def test_a_loss_that_is_not_a_number_names_run_step_and_window(trained, tmp_path
         metadata = {"model": IDENTITY["model"], "scaling": IDENTITY["scaling"]}
         save_snapshot(snapshots / path.name, weights, metadata)
     entries = [{"file": f"step-{step:08d}.safetensors", "step": step, "tokens_seen": 16 * step} for step in (2, 10)]
-    state.write_manifest(snapshots, entries)
+    state.write_manifest(snapshots, [entry | state.facts_of(snapshots / entry["file"]) for entry in entries])
+    shutil.copy(trained / "run" / "run.json", tmp_path)
     with pytest.raises(UserError, match=r"run MLRA-2\.scaled\.seed0-0: loss is nan at step 10, window 0"):
         scored(trained, "nan", snapshots=snapshots)
     assert not (trained / "nan.parquet").exists()

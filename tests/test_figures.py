@@ -262,6 +262,18 @@ def test_bytes_depend_on_no_process_hash_seed_or_history(tmp_path):
     assert '"actions":false' in html.replace(" ", "")
 
 
+def test_a_title_cannot_end_the_script_of_the_page(tmp_path):
+    title = "</script><script>alert(1)"
+    path = tmp_path / "figure.html"
+    draw(
+        sample_deltas(), comparison="scaling", variants=COLORS, settings=replace(SETTINGS, title=title),
+        confidence=0.95, outputs={"html": path},
+    )  # fmt: skip
+    html = path.read_text(encoding="utf-8")
+    assert title not in html
+    assert r"\u003c/script>\u003cscript>alert(1)" in html
+
+
 def test_row_order_leaves_the_svg(tmp_path):
     deltas = sample_deltas(seeds=2)
     drawn_svg(tmp_path, deltas)

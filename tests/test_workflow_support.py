@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,18 @@ def test_the_stored_study_is_the_study_and_keeps_its_name(study):
     assert load_study([path]) == study
     assert workflow.store_study(study) == path
     assert workflow.store_study(changed(study, threads=2)) != path
+
+
+def test_a_stored_study_that_was_changed_is_written_again(study):
+    path = workflow.store_study(study)
+    Path(path).write_text("{}")
+    assert load_study([workflow.store_study(study)]) == study
+
+
+def test_half_a_dataset_description_is_told(study, tmp_path):
+    (tmp_path / "dataset.json").write_text("{")
+    with pytest.raises(UserError, match=r"dataset\.json: not whole; remove"):
+        workflow.parts_of(study, str(tmp_path / "dataset.json"))
 
 
 def test_a_fingerprint_names_each_file():

@@ -5,6 +5,7 @@ there and refuses to write under the name of another. Steps are imported late: t
 """
 
 import argparse
+import json
 import logging
 import sys
 import traceback
@@ -16,6 +17,7 @@ import yaml
 from attention_ablation import identity
 from attention_ablation.config import BpeTokenizer, Study
 from attention_ablation.errors import UserError
+from attention_ablation.files import write_json
 from attention_ablation.progress import Progress
 from attention_ablation.study import load_study
 from attention_ablation.training.plan import ExecutionPlan
@@ -69,6 +71,10 @@ def _parser() -> argparse.ArgumentParser:
     dataset = ("--dataset", path("dataset.json"))
     output = ("--output", path("file to write"))
     sidecar = ("--sidecar", path("JSON file that says how the table was made"))
+    code: tuple[str, dict[str, Any]] = (
+        "--code",
+        {"help": "digest of the step's code that is meant; another is refused"},
+    )
     command(_fetch_corpus, output)
     command(_index_corpus, data, corpus, output)
     command(_train_tokenizer, data, corpus, index, output)
@@ -85,12 +91,13 @@ def _parser() -> argparse.ArgumentParser:
         ("--stream", path("stream.json to write")),
     )
     command(_train, run, dataset, ("--output", path("folder of the run")))
-    command(_evaluate, run, dataset, ("--snapshots", path("folder of the run's snapshots")), output, sidecar)
-    command(_loss_deltas, ("--evaluations", path("evaluation tables of all runs", nargs="+")), output)
+    command(_evaluate, run, dataset, ("--snapshots", path("folder of the run's snapshots")), output, sidecar, code)
+    command(_loss_deltas, ("--evaluations", path("evaluation tables of all runs", nargs="+")), output, code)
     command(
         _figure,
         ("--deltas", path("loss_deltas.parquet")),
         ("--output", path("files to write; the format is the suffix, .csv and .md are the tables", nargs="+")),
+        code,
     )
     return parser
 
@@ -102,7 +109,10 @@ def _overrides(entries: list[str]) -> dict[str, Any]:
         key, equals, value = entry.partition("=")
         if not equals:
             raise UserError(f"--config {entry}: KEY=VALUE is wanted")
-        found[key] = yaml.safe_load(value)
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise UserError(f"--config {entry}: the value is not YAML") from error
     return found
 
 
@@ -166,7 +176,9 @@ def _dataset(study: Study, options: argparse.Namespace) -> None:
         dataset_output=options.output,
         stream_output=options.stream,
     )
-    TokenStream.open(options.output).check_validation(study.data.validation_tokens)
+    stream = TokenStream.open(options.output)
+    stream.check_validation(study.data.validation_tokens)
+    _check_stream_is_the_first(options.data, stream.sha256)
 
 
 def _source(study: Study) -> Any:
@@ -182,6 +194,20 @@ def _holdout_bytes(study: Study) -> int:
     return study.data.tokenizer.holdout_bytes
 
 
+def _check_stream_is_the_first(name: str, sha256: str) -> None:
+    """A name stands for one stream for good: runs were trained on it. Another one means a damaged part file."""
+    record = STATE / "streams" / f"{name}.json"
+    if not record.exists():
+        write_json(record, {"sha256": sha256})
+        return
+    first = json.loads(record.read_text(encoding="utf-8"))["sha256"]
+    if sha256 != first:
+        raise UserError(
+            f"results/data/{name}: the stream's sha256 is {sha256}, it was {first} when it was first made: a part "
+            "file is damaged; remove that folder and run the same command again"
+        )
+
+
 def _check_data(study: Study, name: str) -> None:
     expected = identity.data_name(study)
     if name != expected:
@@ -194,7 +220,7 @@ def _check_data(study: Study, name: str) -> None:
 def _train(study: Study, options: argparse.Namespace) -> None:
     """Train one run, from its newest autosave if there is one."""
     run_identity = _identity_of(study, options.run)
-    if study.training.code not in ("current", identity.digest(identity.code_of("train"))):
+    if study.training.code not in ("current", identity.code_digest("train")):
         raise UserError(
             f"training.code: {study.training.code} is an older code, which cannot train {options.run} any more; "
             "check that version out, or set training.code: current"
@@ -214,7 +240,7 @@ def _train(study: Study, options: argparse.Namespace) -> None:
         run_identity,
         ExecutionPlan(**execution.model_dump()),
         dataset=options.dataset,
-        allow_epochs=study.training.epochs == "allow",
+        allow_epochs=study.settings_of(run_identity["arm"])[1].epochs == "allow",
         state_folder=state_folder,
         output=options.output,
         report=progress.update,
@@ -223,6 +249,7 @@ def _train(study: Study, options: argparse.Namespace) -> None:
 
 def _evaluate(study: Study, options: argparse.Namespace) -> None:
     """Score every snapshot of one run on the validation split."""
+    _check_code("evaluate", options.code)
     run_identity = _identity_of(study, options.run)
     expected = f"evaluation-{identity.evaluation_digest(study)}.parquet"
     if options.output.name != expected:
@@ -245,8 +272,15 @@ def _evaluate(study: Study, options: argparse.Namespace) -> None:
         attention=study.execution.attention,
         output=options.output,
         sidecar=options.sidecar,
+        code=options.code,
         report=progress.update,
     )
+
+
+def _check_code(step: str, code: str) -> None:
+    """Refuse to work with other code than the workflow was started with: its result would be taken for that one's."""
+    if identity.code_digest(step) != code:
+        raise UserError(f"--code {code}: the code of {step} has changed since the workflow started; start it again")
 
 
 def _identity_of(study: Study, run: str) -> dict[str, Any]:
@@ -264,8 +298,10 @@ def _identity_of(study: Study, run: str) -> dict[str, Any]:
 
 def _loss_deltas(study: Study, options: argparse.Namespace) -> None:
     """Pair the arms window by window and aggregate the loss deltas, with their intervals, in DuckDB."""
+    _check_code("loss_deltas", options.code)
     from attention_ablation.aggregation import loss_deltas
 
+    _check_sidecars(options.evaluations)
     loss_deltas(
         options.evaluations,
         [
@@ -283,14 +319,31 @@ def _loss_deltas(study: Study, options: argparse.Namespace) -> None:
     )
 
 
+def _check_sidecars(evaluations: list[Path]) -> None:
+    """Refuse evaluations that other code than today's has made."""
+    code = identity.code_digest("evaluate")
+    for path in evaluations:
+        sidecar = path.with_suffix(".json")
+        try:
+            found = json.loads(sidecar.read_text(encoding="utf-8"))["code"]
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{sidecar}: not whole; remove {path} to evaluate again") from error
+        if found != code:
+            raise UserError(f"{path}: evaluated by code {found}, today's is {code}; remove it to evaluate again")
+
+
 def _figure(study: Study, options: argparse.Namespace) -> None:
     """Draw the figure and write the tables of its numbers."""
+    _check_code("figure", options.code)
     from attention_ablation.figure_tables import write_tables
-    from attention_ablation.figures import FigureSettings, draw
+    from attention_ablation.figures import FORMATS, FigureSettings, draw
 
     figure, comparison = study.figure, study.comparisons[0].name
     variants = [(name, variant.color) for name, variant in study.variants.items()]
     outputs = {path.suffix.removeprefix("."): path for path in options.output}
+    for table in ("csv", "md"):
+        if table not in outputs:
+            raise UserError(f"--output: a file that ends in .{table} is wanted as well")
     csv, markdown = outputs.pop("csv"), outputs.pop("md")
     settings = FigureSettings(**figure.model_dump(include={"title", "y", "reference", "width", "height"}))
     draw(
@@ -308,15 +361,10 @@ def _figure(study: Study, options: argparse.Namespace) -> None:
         csv=csv,
         markdown=markdown,
         confidence=study.statistics.confidence,
-        notes=_notes(study),
+        notes=identity.notes(study),
     )
-
-
-def _notes(study: Study) -> list[str]:
-    """What a reader of the tables must know beside the numbers."""
-    if study.training.code == "current":
-        return []
-    return [f"The runs were trained by an older code, which the study pins: training.code {study.training.code}."]
+    for format_ in set(FORMATS) - set(outputs):  # drawn when the study asked for it: it would show another figure
+        csv.with_suffix(f".{format_}").unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,8 @@ Natural = Annotated[int, BeforeValidator(_number), Field(ge=0)]
 Positive = Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
+Seed = Annotated[int, BeforeValidator(_number), Field(ge=0, lt=2**31)]
+Beta = Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1)]
 VariantName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 ArmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 Color = Annotated[str, StringConstraints(pattern=r"^#[0-9a-fA-F]{6}$")]
@@ -62,7 +64,7 @@ class Strict(BaseModel):
     @classmethod
     def _read_text_and_name_unknown_keys(cls, data: Any) -> Any:
         if isinstance(data, str):
-            data = yaml.safe_load(data)
+            data = read_yaml(data)
         if not isinstance(data, Mapping):
             raise ValueError("a mapping of keys to values is wanted")
         for key in data:
@@ -84,8 +86,16 @@ def _containers_from_text(value: Any, annotation: Any) -> Any:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         origins = {typing.get_origin(part) for part in typing.get_args(annotation)}
     if isinstance(value, str) and origins & {list, dict, tuple}:
-        return yaml.safe_load(value)
+        return read_yaml(value)
     return value
+
+
+def read_yaml(text: str) -> Any:
+    """The value of YAML text; ValueError, one line, where it is none."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ValueError(f"not YAML: {text!r}") from None
 
 
 # --- data -----------------------------------------------------------------------------------------------------
@@ -225,7 +235,7 @@ class Arm(Strict):
         default_factory=dict, description="model or training leaves by dotted name, for this arm only"
     )
     variants: list[VariantName] | None = Field(None, description="only these variants; unset: all")
-    seeds: list[Natural] | None = Field(None, description="only these seeds; unset: training.seeds")
+    seeds: list[Seed] | None = Field(None, description="only these seeds; unset: training.seeds")
 
 
 class Comparison(Strict):
@@ -253,14 +263,14 @@ class Training(Strict):
     learning_rate: Positive = Field(description="peak of the schedule")
     final_learning_rate_fraction: Fraction = Field(0.1, description="of the peak, at the last step")
     warmup_fraction: Fraction = Field(0.02, description="of the steps, linear from 0")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="AdamW's")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's")
     epsilon: Positive = Field(1e-8, description="AdamW's")
     weight_decay: NonNegative = Field(0.1, description="on every parameter")
     gradient_clip: Positive = Field(1.0, description="global norm")
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="bfloat16: autocast over float32 weights"
     )
-    seeds: Annotated[list[Natural], Field(min_length=1)] = Field([0], description="of initial weights and data order")
+    seeds: Annotated[list[Seed], Field(min_length=1)] = Field([0], description="of initial weights and data order")
     checkpoints: Checkpoints
     epochs: Literal["refuse", "allow"] = Field(
         "refuse", description="what to do when the corpus has fewer tokens than `tokens`"
@@ -330,7 +340,7 @@ class Statistics(Strict):
     """How sure the deltas are."""
 
     confidence: Fraction = Field(0.95, description=f"level of the intervals, one of {CONFIDENCES}")
-    blocks: Annotated[int, BeforeValidator(_number), Field(ge=30)] = Field(
+    blocks: Annotated[int, BeforeValidator(_number), Field(ge=30, le=1000)] = Field(
         32, description="contiguous blocks of validation windows, for intervals within a seed"
     )
 

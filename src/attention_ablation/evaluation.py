@@ -21,7 +21,7 @@ from attention_ablation.files import write_json
 from attention_ablation.kernels.latent_attention import choose_implementation
 from attention_ablation.model.snapshots import load_snapshot
 from attention_ablation.training.engine import choose_device
-from attention_ablation.training.state import read_manifest
+from attention_ablation.training.state import read_json, read_manifest
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ def evaluate(
     attention: str,
     output: Path,
     sidecar: Path,
+    code: str,
     report: Callable[[int, int], None],
 ) -> None:
     """Write one row a (snapshot, window) over the first `tokens` tokens of the stream; see `evaluation_schema`.
@@ -54,7 +55,8 @@ def evaluate(
     attention, reason = choose_implementation(attention, device)
     log.info("attention path: %s (%s)", attention, reason)
     context = identity["training"]["context"]
-    text = TokenStream.open(dataset).read(0, tokens).astype(np.int64)
+    stream = _stream_of(run, dataset, snapshots.parent / "run.json")
+    text = stream.read(0, tokens).astype(np.int64)
     windows = list(batches_of_windows(torch.from_numpy(text), context=context, batch=batch))
     entries = read_manifest(snapshots)
     expected = identity["training"]["checkpoint_steps"]
@@ -96,6 +98,8 @@ def evaluate(
         {
             "run": run,
             "identity": identity,
+            "code": code,
+            "stream": stream.sha256,
             "evaluation": {"dataset": dataset_name, "tokens": tokens, "precision": precision},
             "execution": {
                 "device": device,
@@ -107,6 +111,32 @@ def evaluate(
             },
         },
     )
+
+
+def _stream_of(run: str, dataset: Path, sidecar: Path) -> TokenStream:
+    """The token stream, checked against its own hashes and against the one that the run was trained on."""
+    stream = TokenStream.open(dataset)
+    stream.verify()
+    trained_on = (read_json(sidecar) or {}).get("stream")
+    if trained_on != stream.sha256:
+        raise UserError(
+            f"run {run} was trained on token stream {trained_on} ({sidecar}), {dataset} is {stream.sha256}: "
+            f"remove {sidecar.parent} to make the run again"
+        )
+    return stream
+
+
+def _snapshots_of(identity: dict[str, Any], snapshots: Path) -> list[dict[str, Any]]:
+    """The manifest's entries: the whole grid, every file as recorded."""
+    again = f"remove {snapshots.parent} and run the same command again"
+    try:
+        entries = read_manifest(snapshots)
+    except UserError as error:
+        raise UserError(f"{error}; {again}") from error
+    found, expected = [entry["step"] for entry in entries], identity["training"]["checkpoint_steps"]
+    if found != expected:
+        raise UserError(f"{snapshots}: has steps {found}, the run's grid is {expected}; {again}")
+    return entries
 
 
 def batches_of_windows(text: Tensor, *, context: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -39,6 +39,7 @@ GRID = "#e3e3e3"
 TEXT = "#333333"
 PNG_SCALE = 2.0
 PUBLISHED_CURVE = "published_curve.csv"
+LESS_THAN = "\ue03c"  # of the private use area
 PUBLISHED_TOKENS_BILLION = 100.0
 
 
@@ -367,5 +368,16 @@ def convert(spec: dict[str, Any], format_: str) -> bytes:
         return vl_convert.vegalite_to_png(spec, scale=PNG_SCALE)
     if format_ == "pdf":
         return vl_convert.vegalite_to_pdf(spec)
-    # bundle: the scripts are in the page, nothing is requested.
-    return vl_convert.vegalite_to_html(spec, bundle=True).encode()
+    # bundle: the scripts are in the page, nothing is requested. A "<" in a title must not end the page's script:
+    # it goes in as a letter of no script, and comes out as JSON's escape.
+    page = vl_convert.vegalite_to_html(without_less_than(spec), bundle=True)
+    return page.replace(LESS_THAN, "\\u003c").encode()
+
+
+def without_less_than(value: Any) -> Any:
+    """`value` with every "<" in its strings replaced by LESS_THAN."""
+    if isinstance(value, dict):
+        return {key: without_less_than(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_less_than(item) for item in value]
+    return value.replace("<", LESS_THAN) if isinstance(value, str) else value

@@ -18,6 +18,12 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; when the block ends well, it takes `path`'s name at once.
@@ -29,6 +35,7 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.stem}.{os.uname().nodename}.{os.getpid()}{path.suffix}")
     try:
         yield temporary
+        temporary.chmod(0o666 & ~_umask())  # some writers make files that only their owner may read
         fsync(temporary)
         temporary.replace(path)
         fsync(path.parent)

@@ -64,6 +64,11 @@ def code_of(step: str) -> dict[str, str]:
     return {str(path.relative_to(ROOT)): _code_hash(path) for path in sorted(paths)}
 
 
+def code_digest(step: str) -> str:
+    """Digest of all source files of a step."""
+    return digest(code_of(step))
+
+
 @functools.cache
 def _import_graph() -> grimp.ImportGraph:
     # Without its cache on disk, which would appear as a folder wherever a command is run.
@@ -128,7 +133,7 @@ def data_digest(study: Study) -> str:
             "source": study.data.source.model_dump(exclude={"license"}),
             "order": study.data.order,
             "tokenizer": study.data.tokenizer.model_dump(),
-            "code": code_of("data"),
+            "code": code_digest("data"),
         }
     )
 
@@ -143,7 +148,7 @@ def data_name(study: Study) -> str:
 
 def training_code(study: Study) -> str:
     """Digest of the training step's code, or the older one that the study pins."""
-    return digest(code_of("train")) if study.training.code == "current" else study.training.code
+    return code_digest("train") if study.training.code == "current" else study.training.code
 
 
 def training_plan(study: Study, arm: str, seed: int) -> TrainingPlan:
@@ -219,5 +224,14 @@ def figure_settings(study: Study) -> str:
         "deltas": aggregation_settings(study),
         "variants": {name: variant.color for name, variant in study.variants.items()},
         "figure": study.figure.model_dump(),
+        "notes": notes(study),
     }
     return json.dumps(settings)
+
+
+def notes(study: Study) -> list[str]:
+    """What a reader of the tables must know beside the numbers."""
+    code = training_code(study)
+    if code == code_digest("train"):
+        return []
+    return [f"The runs were trained by an older code, which the study pins: training.code {code}."]

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from attention_ablation.errors import UserError
-from attention_ablation.evaluation_schema import check_parquet_schema, write_parquet
+from attention_ablation.evaluation_schema import read_parquet, write_parquet
 
 LOSS_DELTA_SCHEMA = pa.schema(
     [
@@ -47,8 +46,7 @@ def write_loss_deltas(path: Path, table: pa.Table, intervals: Intervals) -> None
 
 def read_loss_deltas(path: Path) -> pa.Table:
     """Read the table with its metadata; UserError unless the file has exactly the schema."""
-    check_parquet_schema(path, LOSS_DELTA_SCHEMA)
-    return pq.ParquetFile(path).read()
+    return read_parquet(path, LOSS_DELTA_SCHEMA)
 
 
 def intervals_of(deltas: pa.Table, confidence: float) -> Intervals:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from attention_ablation.config import BpeTokenizer, Comparison, Study, nearest
+from attention_ablation.config import BpeTokenizer, Comparison, Study, nearest, read_yaml
 from attention_ablation.errors import UserError
 
 DEFAULT_STUDY = Path("config.yaml")
@@ -20,7 +20,8 @@ class _UniqueKeys(yaml.SafeLoader):
     """YAML that refuses a key given twice, where plain YAML would silently take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        merge = "tag:yaml.org,2002:merge"
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge]
         for key in keys:
             if keys.count(key) > 1:
                 raise UserError(f"key {key!r} stands twice in one mapping{node.start_mark}")
@@ -40,6 +41,8 @@ def load_study(configfiles: Sequence[str | Path] = (), overrides: Mapping[str, A
         tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
     except OSError as error:
         raise UserError(f"study file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"study file {path}: not UTF-8 at byte {error.start}") from error
     except yaml.YAMLError as error:
         raise UserError(f"study file {path} is not YAML: {' '.join(str(error).split())}") from error
     except UserError as error:
@@ -50,6 +53,8 @@ def load_study(configfiles: Sequence[str | Path] = (), overrides: Mapping[str, A
         study = Study.model_validate(_merged(tree, overrides or {}))
     except ValidationError as error:
         raise UserError(f"study file {path}: {_first_line(error)}") from error
+    except ValueError as error:
+        raise UserError(f"--config: {error}") from error
     for problem in _problems(study):
         raise UserError(f"study file {path}: {problem}")
     return study
@@ -58,7 +63,7 @@ def load_study(configfiles: Sequence[str | Path] = (), overrides: Mapping[str, A
 def _merged(base: Any, over: Any) -> Any:
     """`over` laid over `base`, leaf by leaf; the order of `base` is kept (it is the legend's)."""
     if isinstance(over, str) and isinstance(base, Mapping):
-        over = yaml.safe_load(over)
+        over = read_yaml(over)
     if not (isinstance(base, Mapping) and isinstance(over, Mapping)):
         return over
     added = {key: value for key, value in over.items() if key not in base}
@@ -90,9 +95,15 @@ def _problems(study: Study) -> Iterator[str]:
         yield f"comparisons: every name once, found {', '.join(names)}"
     for comparison in study.comparisons:
         yield from _problems_of_comparison(study, comparison)
-    tokenizer = study.data.tokenizer
-    if isinstance(tokenizer, BpeTokenizer) and tokenizer.vocabulary_size < 257:
-        yield f"data.tokenizer.vocabulary_size: {tokenizer.vocabulary_size} is under 257 (256 bytes and end-of-text)"
+    tokenizer, validation = study.data.tokenizer, study.data.validation_tokens
+    if isinstance(tokenizer, BpeTokenizer):
+        if tokenizer.vocabulary_size < 257:
+            yield f"data.tokenizer.vocabulary_size: {tokenizer.vocabulary_size} is under 257 (256 bytes, end-of-text)"
+        if validation > tokenizer.holdout_bytes:
+            yield (
+                f"data.validation_tokens: {validation} tokens are more text than the {tokenizer.holdout_bytes} of "
+                "data.tokenizer.holdout_bytes"
+            )
 
 
 def _problems_of_settings(study: Study, arm: str) -> Iterator[str]:

@@ -32,7 +32,7 @@ def store_study(study: Study) -> str:
     """Write the validated study for the jobs, under a name made from its content; returns the path."""
     text = json.dumps(study.model_dump(mode="json"), indent=1)
     path = STATE / "studies" / f"{identity.digest(text)}.json"
-    if not path.exists():
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
         write_text(path, text)
     return str(path)
 
@@ -43,9 +43,12 @@ def parts_of(study: Study, dataset: str) -> int:
     The stream is the same for any number, so another number is no reason to make it again.
     """
     path = Path(dataset)
-    if path.exists():
+    if not path.exists():
+        return study.data.parts
+    try:
         return len(json.loads(path.read_text(encoding="utf-8"))["parts"])
-    return study.data.parts
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{path}: not whole; remove {path.parent} and run the same command again") from error
 
 
 def run_environment() -> None:

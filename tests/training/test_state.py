@@ -14,14 +14,18 @@ def autosave(folder, step: int, content: bytes = b"weights"):
     path = folder / "autosave" / f"step-{step}"
     path.mkdir(parents=True)
     (path / "model.pt").write_bytes(content)
-    state.write_manifest(path)
+    state.write_manifest(path, [state.facts_of(path / "model.pt")])
     return path
+
+
+def newest(folder):
+    return state.newest_whole_autosave(folder, lambda step: None)
 
 
 def test_the_newest_autosave_is_taken(tmp_path):
     for step in (2, 10, 4):  # by number, not by letter
         autosave(tmp_path, step)
-    assert state.newest_whole_autosave(tmp_path)[0] == 10
+    assert newest(tmp_path)[0] == 10
 
 
 def _flip_a_bit(path):
@@ -45,7 +49,7 @@ def test_a_damaged_autosave_gives_way_to_the_one_before_it_and_this_is_said(tmp_
     autosave(tmp_path, 2)
     damage(autosave(tmp_path, 4))
     with caplog.at_level(logging.WARNING):
-        assert state.newest_whole_autosave(tmp_path)[0] == 2
+        assert newest(tmp_path)[0] == 2
     assert "step-4 is not whole" in caplog.text
 
 
@@ -63,17 +67,35 @@ def test_the_state_of_another_run_or_corpus_is_discarded_and_this_is_said(tmp_pa
     state.keep_only_if_of(tmp_path, {"seed": 0}, "a")
     autosave(tmp_path, 2)
     state.keep_only_if_of(tmp_path, {"seed": 0}, "a")
-    assert state.newest_whole_autosave(tmp_path)
+    assert newest(tmp_path)
     with caplog.at_level(logging.WARNING):
         state.keep_only_if_of(tmp_path, identity, stream)
-    assert state.newest_whole_autosave(tmp_path) is None
+    assert newest(tmp_path) is None
     assert f"another {said}: discarded" in caplog.text
+
+
+def test_a_finished_run_is_kept_when_the_data_under_its_name_change(tmp_path):
+    state.keep_only_if_of(tmp_path, {"seed": 0}, "a")
+    (tmp_path / "snapshots").mkdir()
+    state.write_manifest(tmp_path / "snapshots", [])
+    with pytest.raises(UserError, match="was trained on token stream a, but the data of the same name is now b"):
+        state.keep_only_if_of(tmp_path, {"seed": 0}, "b")
+    assert (tmp_path / "snapshots" / state.MANIFEST).exists()
+
+
+def test_a_damaged_record_of_whose_state_it_is_discards_it_and_is_said(tmp_path, caplog):
+    state.keep_only_if_of(tmp_path, {"seed": 0}, "a")
+    autosave(tmp_path, 2)
+    (tmp_path / "identity.json").write_text("{")
+    state.keep_only_if_of(tmp_path, {"seed": 0}, "a")
+    assert "is damaged: the state is discarded" in caplog.text
+    assert newest(tmp_path) is None
 
 
 def test_state_without_a_record_of_whose_it_is_is_discarded(tmp_path):
     autosave(tmp_path, 2)
     state.keep_only_if_of(tmp_path, {"seed": 0}, "a")
-    assert state.newest_whole_autosave(tmp_path) is None
+    assert newest(tmp_path) is None
 
 
 def _hold(folder, held, done):
@@ -108,11 +130,14 @@ def test_published_files_outlive_their_publication(tmp_path):
     source, target = tmp_path / "state" / "snapshots", tmp_path / "run" / "snapshots"
     source.mkdir(parents=True)
     (source / "a").write_text("1")
-    state.write_manifest(source)
+    (source / ".a.tmp").write_text("left by a kill")
+    state.write_manifest(source, [state.facts_of(source / "a")])
+    (target.parent / ".snapshots.host.1").mkdir(parents=True)
     target.mkdir(parents=True)
     (target / "stale").write_text("old")
     state.publish(source, target)
     assert sorted(path.name for path in target.iterdir()) == ["a", state.MANIFEST]
+    assert [path.name for path in target.parent.iterdir()] == ["snapshots"]
     assert (source / "a").samefile(target / "a")
     (target / "a").unlink()
     assert (source / "a").read_text() == "1"
@@ -120,8 +145,8 @@ def test_published_files_outlive_their_publication(tmp_path):
 
 def test_a_manifest_names_the_file_that_changed(tmp_path):
     (tmp_path / "a").write_text("1")
-    state.write_manifest(tmp_path, [{"file": "a", "step": 3}])
+    state.write_manifest(tmp_path, [state.facts_of(tmp_path / "a") | {"step": 3}])
     assert state.read_manifest(tmp_path)[0]["step"] == 3
     (tmp_path / "a").write_text("2")
-    with pytest.raises(UserError, match=r"a: its content is not what the manifest"):
+    with pytest.raises(UserError, match=r"a: its content is not what was recorded"):
         state.read_manifest(tmp_path)

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import logging
+import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,9 +63,9 @@ def write_dataset(folder, *, tokens: int):
     return path
 
 
-def run(folder, dataset, identity=None, report=lambda *_: None, **options) -> None:
+def run(folder, dataset, identity=None, report=lambda *_: None, execution=EXECUTION, **options) -> None:
     train(
-        "a.b.seed0-0", identity or identity_of(), EXECUTION, dataset=dataset, allow_epochs=False,
+        "a.b.seed0-0", identity or identity_of(), execution, dataset=dataset, allow_epochs=False,
         state_folder=folder / "state", output=folder / "run", report=report, **options,
     )  # fmt: skip
 
@@ -133,6 +135,50 @@ def test_damaged_finished_snapshots_are_trained_again_and_this_is_said(tmp_path,
     run(tmp_path, dataset)
     assert "snapshots are damaged" in caplog.text
     assert weights(tmp_path) == before
+
+
+def _flip(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "a temporary file left by a kill": lambda folder: (folder / "snapshots" / ".step-2.vm.1.safetensors").write_text(
+        "x"
+    ),
+    "a flipped bit in a snapshot": lambda folder: _flip(folder / "snapshots" / "step-00000002.safetensors"),
+    "a truncated snapshot": lambda folder: os.truncate(folder / "snapshots" / "step-00000002.safetensors", 50),
+    "a missing snapshot": lambda folder: (folder / "snapshots" / "step-00000002.safetensors").unlink(),
+    "no metrics": lambda folder: (folder / "metrics.jsonl").unlink(),
+    "half the metrics": lambda folder: os.truncate(folder / "metrics.jsonl", 100),
+    "no record of the snapshots": lambda folder: (folder / "snapshots.json").unlink(),
+    "half a sidecar": lambda folder: (folder / "run.json").write_text("{"),
+    "half an identity": lambda folder: (folder / "identity.json").write_text("{"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=str)
+def test_an_unfinished_state_that_was_damaged_ends_bit_equal(tmp_path, dataset, damage):
+    run(tmp_path / "unbroken", dataset)
+    with pytest.raises(KilledError):
+        run(tmp_path / "cut", dataset, report=killed_at(9))
+    DAMAGE[damage](tmp_path / "cut" / "state")
+    run(tmp_path / "cut", dataset)
+    assert weights(tmp_path / "cut") == weights(tmp_path / "unbroken")
+    rows = (tmp_path / "cut" / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in rows] == list(range(1, 11))
+
+
+def test_a_resumed_run_keeps_the_execution_that_it_began_with(tmp_path, dataset, caplog):
+    run(tmp_path / "unbroken", dataset)
+    with pytest.raises(KilledError):
+        run(tmp_path / "cut", dataset, report=killed_at(9))
+    other = replace(EXECUTION, micro_batch=1, attention="reference")
+    run(tmp_path / "cut", dataset, execution=other)
+    assert "execution.micro_batch: going on with 2, as the run began, not with 1" in caplog.text
+    assert weights(tmp_path / "cut") == weights(tmp_path / "unbroken")
+    assert json.loads((tmp_path / "cut" / "run" / "run.json").read_text())["execution"]["attention"] == "sdpa"
 
 
 def test_the_state_of_another_learning_rate_is_not_continued(tmp_path, dataset):

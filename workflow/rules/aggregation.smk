@@ -11,7 +11,8 @@ rule loss_deltas:
         "logs/loss_deltas/{study}.log",
     params:
         *code("loss_deltas"),
+        code=identity.code_digest("loss_deltas"),
         settings=identity.aggregation_settings(study),
         study=study_file,
     shell:
-        "ablation loss-deltas --configfile {params.study} --evaluations {input} --output {output} 2> {log}"
+        "ablation loss-deltas --configfile {params.study} --evaluations {input} --output {output} --code {params.code} 2> {log}"

@@ -1,6 +1,6 @@
 rule evaluate:
     input:
-        stream=f"results/data/{data}/stream.json",
+        dataset=dataset,
         snapshots="results/runs/{run}/snapshots",
     output:
         table="results/runs/{run}/evaluation-{evaluation}.parquet",
@@ -12,8 +12,8 @@ rule evaluate:
         gpu=gpus_a_run(study),
     params:
         *code("evaluate"),
+        code=identity.code_digest("evaluate"),
         study=study_file,
-        dataset=untracked(dataset),
     shell:
-        "ablation evaluate --configfile {params.study} --run {wildcards.run} --dataset {params.dataset}"
-        " --snapshots {input.snapshots} --output {output.table} --sidecar {output.sidecar} 2> {log}"
+        "ablation evaluate --configfile {params.study} --run {wildcards.run} --dataset {input.dataset}"
+        " --snapshots {input.snapshots} --output {output.table} --sidecar {output.sidecar} --code {params.code} 2> {log}"

@@ -9,7 +9,8 @@ rule figure:
         f"logs/figure/{study.study}.log",
     params:
         *code("figure"),
+        code=identity.code_digest("figure"),
         settings=identity.figure_settings(study),
         study=study_file,
     shell:
-        "ablation figure --configfile {params.study} --deltas {input} --output {output} 2> {log}"
+        "ablation figure --configfile {params.study} --deltas {input} --output {output} --code {params.code} 2> {log}"

@@ -1,6 +1,6 @@
 rule train:
     input:
-        stream=f"results/data/{data}/stream.json",
+        dataset=dataset,
     output:
         snapshots=directory("results/runs/{run}/snapshots"),
         metrics="results/runs/{run}/metrics.jsonl",
@@ -12,7 +12,6 @@ rule train:
         gpu=gpus_a_run(study),
     params:
         study=study_file,
-        dataset=untracked(dataset),
     shell:
-        "ablation train --configfile {params.study} --run {wildcards.run} --dataset {params.dataset}"
+        "ablation train --configfile {params.study} --run {wildcards.run} --dataset {input.dataset}"
         " --output results/runs/{wildcards.run} 2> {log}"

@@ -13,6 +13,11 @@ from attention_ablation.files import fsync, write_text
 from attention_ablation.training.plan import TrainingPlan
 
 
+def count_rows(path: Path) -> int:
+    """Whole lines of a metrics file; 0 where there is none."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 class Metrics:
     """The run's metrics file: one JSON object a step, appended every few steps.
 

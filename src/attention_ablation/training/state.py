@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from attention_ablation.errors import UserError
 from attention_ablation.files import fsync, sha256_of, write_json
 
 MANIFEST = "manifest.json"
+SNAPSHOTS = "snapshots"  # folder of the finished ones
+RECORD = "snapshots.json"  # beside it: what each was when it was saved
 KEPT_AUTOSAVES = 2
 
 log = logging.getLogger(__name__)
@@ -43,15 +45,27 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def keep_only_if_of(folder: Path, identity: dict[str, Any], stream_sha256: str) -> None:
-    """Discard the folder's content unless it is of this run and this token stream; then record both."""
+    """Discard the folder's content unless it is of this run and this token stream; then record both.
+
+    A finished run is never discarded: raises UserError when the token stream under its name is another one.
+    """
     record = folder / "identity.json"
     wanted = {"run": identity, "stream": stream_sha256}
-    if record.exists():
-        found = json.loads(record.read_text(encoding="utf-8"))
-        if found == wanted:
-            return
-        different = "token stream" if found.get("run") == identity else "run identity"
-        log.warning("the state in %s is of another %s: discarded", folder, different)
+    found = read_json(record)
+    if found == wanted:
+        return
+    if found is not None:
+        same_run = found.get("run") == identity
+        if same_run and (folder / SNAPSHOTS / MANIFEST).exists():
+            raise UserError(
+                f"{folder}: the finished run was trained on token stream {found.get('stream')}, but the data of the "
+                f"same name is now {stream_sha256}: restore the data, or remove this folder to train again"
+            )
+        log.warning(
+            "the state in %s is of another %s: discarded", folder, "token stream" if same_run else "run identity"
+        )
+    elif record.exists():
+        log.warning("%s is damaged: the state is discarded", record)
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
@@ -60,19 +74,27 @@ def keep_only_if_of(folder: Path, identity: dict[str, Any], stream_sha256: str) 
     write_json(record, wanted)
 
 
+def read_json(path: Path) -> Any:
+    """The value of a JSON file of ours, or None where there is no whole one."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
 # --- manifests ------------------------------------------------------------------------------------------------
 
 
-def write_manifest(folder: Path, files: Sequence[dict[str, Any]] | None = None) -> None:
-    """Write the manifest of a folder's files: size and sha256 of each, beside whatever `files` says of them."""
-    known = {entry["file"]: entry for entry in files or []}
-    entries = []
-    for path in sorted(path for path in folder.iterdir() if path.name != MANIFEST):
-        fsync(path)
-        facts = {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
-        entries.append(known.get(path.name, {}) | facts)
+def facts_of(path: Path) -> dict[str, Any]:
+    """Name, size and sha256 of a file, once it is on disk."""
+    fsync(path)
+    return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
+
+
+def write_manifest(folder: Path, entries: Sequence[dict[str, Any]]) -> None:
+    """Write the folder's manifest, last of all: from then on the folder counts as whole."""
     fsync(folder)
-    write_json(folder / MANIFEST, {"files": entries})
+    write_json(folder / MANIFEST, {"files": list(entries)})
 
 
 def read_manifest(folder: Path) -> list[dict[str, Any]]:
@@ -80,20 +102,24 @@ def read_manifest(folder: Path) -> list[dict[str, Any]]:
 
     Raises UserError that names the first file which is missing or not the one recorded.
     """
-    try:
-        entries = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{folder / MANIFEST}: no whole manifest") from error
-    for entry in entries:
-        path = folder / entry["file"]
-        if not path.exists():
-            raise UserError(f"{path}: missing, the manifest beside it names it")
-        size = path.stat().st_size
-        if size != entry["bytes"]:
-            raise UserError(f"{path}: {size} bytes, the manifest beside it says {entry['bytes']}")
-        if sha256_of(path) != entry["sha256"]:
-            raise UserError(f"{path}: its content is not what the manifest beside it recorded")
-    return list(entries)
+    manifest = read_json(folder / MANIFEST)
+    if not isinstance(manifest, dict) or "files" not in manifest:
+        raise UserError(f"{folder / MANIFEST}: no whole manifest")
+    for entry in manifest["files"]:
+        check_file(folder, entry)
+    return list(manifest["files"])
+
+
+def check_file(folder: Path, entry: dict[str, Any]) -> None:
+    """Raise UserError unless the file that `entry` describes is there, as recorded."""
+    path = folder / entry["file"]
+    if not path.exists():
+        raise UserError(f"{path}: missing, though it was recorded")
+    size = path.stat().st_size
+    if size != entry["bytes"]:
+        raise UserError(f"{path}: {size} bytes, recorded were {entry['bytes']}")
+    if sha256_of(path) != entry["sha256"]:
+        raise UserError(f"{path}: its content is not what was recorded")
 
 
 # --- autosaves ------------------------------------------------------------------------------------------------
@@ -104,16 +130,22 @@ def autosaves(folder: Path) -> list[Path]:
     return sorted(folder.glob("autosave/step-*"), key=lambda path: int(path.name.partition("-")[2]), reverse=True)
 
 
-def newest_whole_autosave(folder: Path) -> tuple[int, Path] | None:
-    """Step and folder of the newest autosave whose files are all as recorded; what is not whole is said, removed."""
+def newest_whole_autosave(folder: Path, missing_up_to: Callable[[int], str | None]) -> tuple[int, Path] | None:
+    """Step and folder of the newest autosave that a run can go on from; what is passed over is said and removed.
+
+    Its files are all as recorded, and `missing_up_to(step)`, asked for what else the run would lack, says nothing.
+    """
     for path in autosaves(folder):
+        step = int(path.name.partition("-")[2])
         try:
             read_manifest(path)
+            missing = missing_up_to(step)
         except UserError as error:
-            log.warning("autosave %s is not whole (%s): taking the one before it", path.name, error)
-            shutil.rmtree(path)
-        else:
-            return int(path.name.partition("-")[2]), path
+            missing = str(error)
+        if missing is None:
+            return step, path
+        log.warning("autosave %s is not whole (%s): taking the one before it", path.name, missing)
+        remove_autosave(path)
     return None
 
 
@@ -129,19 +161,47 @@ def drop_old_autosaves(folder: Path) -> None:
         remove_autosave(path)
 
 
+# --- snapshots ------------------------------------------------------------------------------------------------
+
+
+def record_snapshot(folder: Path, path: Path, step: int, tokens_seen: int) -> None:
+    """Remember a snapshot that was just saved, so that it can be checked before it is declared whole."""
+    entries = [entry for entry in recorded_snapshots(folder) if entry["step"] < step]
+    write_json(folder / RECORD, [*entries, {"step": step, "tokens_seen": tokens_seen} | facts_of(path)])
+
+
+def recorded_snapshots(folder: Path) -> list[dict[str, Any]]:
+    """What was recorded of the run's snapshots, by step."""
+    return read_json(folder / RECORD) or []
+
+
+def keep_snapshots_up_to(folder: Path, step: int) -> None:
+    """Remove every file among the snapshots that a run at `step` has not made: later ones, half-written ones."""
+    entries = [entry for entry in recorded_snapshots(folder) if entry["step"] <= step]
+    kept = {entry["file"] for entry in entries}
+    snapshots = folder / SNAPSHOTS
+    snapshots.mkdir(exist_ok=True)
+    for path in snapshots.iterdir():
+        if path.name not in kept:
+            path.unlink()
+    write_json(folder / RECORD, entries)
+
+
 # --- publishing -----------------------------------------------------------------------------------------------
 
 
 def publish(source: Path, target: Path) -> None:
-    """Hard-link a whole folder of files to `target`, replacing what is there.
+    """Hard-link the files of a folder's manifest to `target`, replacing what is there.
 
-    The links cost no disk, and the files outlive a Snakemake that deletes its outputs.
+    The links cost no disk, and the files outlive a Snakemake that deletes its outputs. Under the run's lock: what
+    an earlier publication left half done is removed.
     """
+    for left in target.parent.glob(f".{target.name}.*"):
+        shutil.rmtree(left)
     temporary = target.with_name(f".{target.name}.{os.uname().nodename}.{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    for path in source.iterdir():
-        os.link(path, temporary / path.name)
+    for name in (*(entry["file"] for entry in read_manifest(source)), MANIFEST):
+        os.link(source / name, temporary / name)
     fsync(temporary)
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)

@@ -1,11 +1,11 @@
 """Train one run: from its identity to published snapshots, resumable at any moment."""
 
+import json
 import logging
 import platform
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,12 @@ from attention_ablation.model.snapshots import save_snapshot
 from attention_ablation.model.transformer import LanguageModel
 from attention_ablation.training import state
 from attention_ablation.training.engine import Engine, choose_device
-from attention_ablation.training.metrics import Metrics
+from attention_ablation.training.metrics import Metrics, count_rows
 from attention_ablation.training.plan import ExecutionPlan, TrainingPlan
 
 METRICS_EVERY = 10  # steps between two reads of the device's results: each read waits for the device
 MICRO_BATCH_TOKENS = 4_096  # of an automatic micro-batch
+METRICS, SIDECAR = "metrics.jsonl", "run.json"
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +51,10 @@ def train(
     Raises UserError for a corpus too short and for a loss that is not finite.
     """
     plan = TrainingPlan(**identity["training"])
-    torch.set_num_threads(execution.threads)
     stream = TokenStream.open(dataset)
     with state.locked(state_folder):
         state.keep_only_if_of(state_folder, identity, stream.sha256)
-        snapshots = state_folder / "snapshots"
+        snapshots = state_folder / state.SNAPSHOTS
         if _is_finished(snapshots):
             log.info("finished before: publishing its snapshots")
         else:
@@ -63,7 +63,7 @@ def train(
             windows = _check_length(stream, plan, allow_epochs=allow_epochs)
             _run_to_the_end(name, identity, plan, execution, stream, windows, state_folder, report)
         output.mkdir(parents=True, exist_ok=True)
-        for file in ("metrics.jsonl", "run.json"):
+        for file in (METRICS, SIDECAR):
             write_text(output / file, (state_folder / file).read_text(encoding="utf-8"))
         state.publish(snapshots, output / "snapshots")
 
@@ -91,23 +91,24 @@ def _run_to_the_end(
     folder: Path,
     report: Report,
 ) -> None:
-    device = choose_device(execution.device)
-    attention, reason = choose_implementation(execution.attention, device)
-    log.info("attention path: %s (%s)", attention, reason)
-    micro_batch = choose_micro_batch(execution.micro_batch, plan)
+    start = state.newest_whole_autosave(folder, lambda step: _missing_up_to(step, plan, folder))
+    resolved = _resolve(execution, plan)
+    if start is not None:
+        resolved = _as_begun(resolved, folder)
+    log.info("execution: %s", json.dumps(resolved))
+    attention, device = resolved["attention"], resolved["device"]
+    torch.set_num_threads(resolved["threads"])
     model = LanguageModel(ModelConfig(**identity["model"]), Scaling(**identity["scaling"]), attention=attention)
     initialize(model, seed=plan.seed, std=plan.initialization_std)
-    engine = Engine(model.to(device), plan, device=device, micro_batch=micro_batch)
-    resumed_from = _resume(engine, plan, folder)
-    sidecar = {
-        "run": name,
-        "identity": identity,
-        "stream": stream.sha256,
-        "execution": _facts(execution, device=device, attention=attention, micro_batch=micro_batch),
-    }
-    write_json(folder / "run.json", sidecar)
+    engine = Engine(model.to(device), plan, device=device, micro_batch=resolved["micro_batch"])
+    if start is not None:
+        engine.load(str(start[1].parent), start[1].name)
+    log.info("%s at step %d of %d", "resuming" if start else "starting", engine.steps_done, plan.steps)
+    state.keep_snapshots_up_to(folder, engine.steps_done)
+    sidecar = {"run": name, "identity": identity, "stream": stream.sha256, "execution": resolved | _versions(device)}
+    write_json(folder / SIDECAR, sidecar)
 
-    metrics = Metrics(folder / "metrics.jsonl", plan, steps_done=resumed_from)
+    metrics = Metrics(folder / METRICS, plan, steps_done=engine.steps_done)
     autosaver = Autosaver(engine, folder, execution)
     while engine.steps_done < plan.steps:
         numbers = windows_of_step(engine.steps_done, windows=windows, batch=plan.sequences, seed=plan.seed)
@@ -118,7 +119,7 @@ def _run_to_the_end(
         if at_checkpoint or due or step % METRICS_EVERY == 0:
             report(step, plan.steps, metrics.flush())
         if at_checkpoint:
-            _save_snapshot(name, identity, engine, folder / "snapshots")
+            _save_snapshot(name, identity, engine, folder)
         if due and step < plan.steps:
             metrics.sync()  # its rows up to here will not be written again
             autosaver.save()
@@ -126,30 +127,46 @@ def _run_to_the_end(
 
 
 def _save_snapshot(name: str, identity: dict[str, Any], engine: Engine, folder: Path) -> None:
+    step, tokens_seen = engine.steps_done, engine.steps_done * engine.plan.batch_tokens
     metadata = {
         "run": name,
         "model": identity["model"],
         "scaling": identity["scaling"],
         "identity": identity,
-        "step": engine.steps_done,
-        "tokens_seen": engine.steps_done * engine.plan.batch_tokens,
+        "step": step,
+        "tokens_seen": tokens_seen,
     }
-    save_snapshot(folder / _snapshot_name(engine.steps_done), engine.weights(), metadata)
+    path = folder / state.SNAPSHOTS / f"step-{step:08d}.safetensors"
+    save_snapshot(path, engine.weights(), metadata)
+    state.record_snapshot(folder, path, step, tokens_seen)
+
+
+def _missing_up_to(step: int, plan: TrainingPlan, folder: Path) -> str | None:
+    """What a run that goes on from `step` would lack at its end, or None."""
+    rows = count_rows(folder / METRICS)
+    if rows < step:
+        return f"{folder / METRICS}: {rows} steps, {step} are done"
+    whole = set()
+    for entry in state.recorded_snapshots(folder):
+        if entry["step"] <= step:
+            state.check_file(folder / state.SNAPSHOTS, entry)
+            whole.add(entry["step"])
+    missing = [wanted for wanted in plan.checkpoint_steps if wanted <= step and wanted not in whole]
+    return f"no snapshot of step {missing[0]}" if missing else None
 
 
 def _finish(plan: TrainingPlan, folder: Path) -> None:
-    """Write the snapshots' manifest, which makes the run finished, and drop what only an unfinished one needs."""
-    entries = [
-        {"file": _snapshot_name(step), "step": step, "tokens_seen": step * plan.batch_tokens}
-        for step in plan.checkpoint_steps
-    ]
-    state.write_manifest(folder / "snapshots", entries)
+    """Write the snapshots' manifest, which makes the run finished, and drop what only an unfinished one needs.
+
+    Raises UserError when a snapshot was damaged since it was saved; the next start goes back to before it.
+    """
+    snapshots, entries = folder / state.SNAPSHOTS, state.recorded_snapshots(folder)
+    for entry in entries:
+        state.check_file(snapshots, entry)
+    assert [entry["step"] for entry in entries] == list(plan.checkpoint_steps)
+    state.write_manifest(snapshots, entries)
     for path in state.autosaves(folder):
         state.remove_autosave(path)
-
-
-def _snapshot_name(step: int) -> str:
-    return f"step-{step:08d}.safetensors"
 
 
 def _check_length(stream: TokenStream, plan: TrainingPlan, *, allow_epochs: bool) -> int:
@@ -174,18 +191,6 @@ def choose_micro_batch(requested: int | str, plan: TrainingPlan) -> int:
     return max(fitting, default=1)
 
 
-def _resume(engine: Engine, plan: TrainingPlan, folder: Path) -> int:
-    """Load the newest whole autosave; returns the step it stood at."""
-    found = state.newest_whole_autosave(folder)
-    if found is None:
-        log.info("starting at step 0 of %d", plan.steps)
-        return 0
-    step, path = found
-    engine.load(str(path.parent), path.name)
-    log.info("resuming at step %d of %d", step, plan.steps)
-    return step
-
-
 class Autosaver:
     """Saves the engine's whole state every so many minutes or steps."""
 
@@ -205,23 +210,52 @@ class Autosaver:
         """Write an autosave, its manifest last, and drop the oldest."""
         step = self._engine.steps_done
         self._engine.save(str(self._folder / "autosave"), f"step-{step}")
-        state.write_manifest(self._folder / "autosave" / f"step-{step}")
+        folder = self._folder / "autosave" / f"step-{step}"
+        state.write_manifest(folder, [state.facts_of(path) for path in sorted(folder.iterdir())])
         state.drop_old_autosaves(self._folder)
         self._saved_at = time.monotonic()
         log.info("autosaved at step %d", step)
 
 
-def _facts(execution: ExecutionPlan, *, device: str, attention: str, micro_batch: int) -> dict[str, Any]:
-    """What the run was executed with, `auto` resolved."""
+def _resolve(execution: ExecutionPlan, plan: TrainingPlan) -> dict[str, Any]:
+    """What decides the rounding of a run beside its identity, `auto` resolved."""
+    device = choose_device(execution.device)
+    attention, reason = choose_implementation(execution.attention, device)
+    log.info("attention path: %s (%s)", attention, reason)
+    return {
+        "device": device,
+        "threads": execution.threads,
+        "micro_batch": choose_micro_batch(execution.micro_batch, plan),
+        "attention": attention,
+    }
+
+
+def _as_begun(resolved: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The execution that the run began with, which it keeps to its end: another one rounds differently."""
+    sidecar = state.read_json(folder / SIDECAR)
+    if sidecar is None:
+        log.warning("%s is damaged: what the run began with is not known", folder / SIDECAR)
+        return resolved
+    begun = {key: sidecar["execution"][key] for key in resolved}
+    for key, value in begun.items():
+        if value == resolved[key]:
+            continue
+        if key == "device":
+            raise UserError(
+                f"{folder}: the run began on {value}, this host offers {resolved[key]}; "
+                "go on there, or remove this folder to train again"
+            )
+        log.warning("execution.%s: going on with %s, as the run began, not with %s", key, value, resolved[key])
+    return begun
+
+
+def _versions(device: str) -> dict[str, Any]:
     import deepspeed
 
-    return asdict(execution) | {
-        "device": device,
+    return {
         "device_name": torch.cuda.get_device_name()
         if device == "cuda"
         else platform.processor() or platform.machine(),
-        "attention": attention,
-        "micro_batch": micro_batch,
         "processes": 1,
         "torch": torch.__version__,
         "deepspeed": deepspeed.__version__,
