@@ -56,8 +56,8 @@ def _require_triton(device_type: str) -> None:
         raise UserError("attention: triton was asked for, but the package triton is not installed; ask for auto")
     if device_type != "cuda" and not interpreted():
         raise UserError(
-            f"attention: triton was asked for on {device_type}, where it runs only in Triton's interpreter, for tests "
-            "(TRITON_INTERPRET=1 in the environment); ask for auto"
+            f"attention: triton was asked for on {device_type}, where it runs only in Triton's interpreter, for "
+            "tests (TRITON_INTERPRET=1 in the environment); ask for auto"
         )
 
 

@@ -15,6 +15,7 @@ from attention_ablation.kernels.tiles import Tile, Tiles, padded, tiles_for
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HEAD_DIM = 128
+LARGEST_TILE = 128  # tokens
 
 
 class Launch(NamedTuple):
@@ -50,7 +51,7 @@ def run_forward(
     q_nope: Tensor, q_rope: Tensor, k_nope: Tensor, k_rope: Tensor, v: Tensor, softmax_scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`forward_with_statistics` of the reference, in one kernel."""
-    inputs = [_with_unit_last_stride(x) for x in (q_nope, q_rope, k_nope, k_rope, v)]
+    inputs = [_addressable(x) for x in (q_nope, q_rope, k_nope, k_rope, v)]
     _check(inputs)
     J, B, T, H, Dn = k_nope.shape
     out = q_nope.new_empty(B, T, H, Dn)
@@ -74,8 +75,8 @@ def run_backward(
     softmax_scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`backward_from_statistics` of the reference, in two kernels and a sum over the heads."""
-    inputs = [_with_unit_last_stride(x) for x in (q_nope, q_rope, k_nope, k_rope, v)]
-    d_out = _with_unit_last_stride(d_out)
+    inputs = [_addressable(x) for x in (q_nope, q_rope, k_nope, k_rope, v)]
+    d_out = _addressable(d_out)
     J, B, T, H, Dn = k_nope.shape
     Dr = q_rope.shape[-1]
     delta = torch.empty_like(lse)
@@ -189,14 +190,18 @@ def _tiles_of(inputs: list[Tensor], architecture: str) -> Tiles:
     )
 
 
-def _with_unit_last_stride(x: Tensor) -> Tensor:
-    """`x`, copied only where its last dimension is not the innermost."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+def _addressable(x: Tensor) -> Tensor:
+    """`x` (B, T, ...) or (J, B, T, H, Dn), copied only where the kernels cannot address it.
+
+    They want a last stride of 1, and offsets within a tile that 32 bits hold.
+    """
+    token_stride = x.stride(2 if x.dim() == 5 else 1)
+    return x if x.stride(-1) == 1 and token_stride * LARGEST_TILE < 2**31 else x.contiguous()
 
 
 def _check(inputs: list[Tensor]) -> None:
     """Raise UserError for what the kernels do not take."""
-    q_nope, q_rope, k_nope, k_rope, v = inputs
+    q_nope, q_rope, k_nope, _, _ = inputs
     J, B, T, H, Dn = k_nope.shape
     Dr = q_rope.shape[-1]
     expected = [(B, T, H, Dn), (B, T, H, Dr), (J, B, T, H, Dn), (B, T, Dr), (J, B, T, H, Dn)]
