@@ -26,7 +26,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     try:
-        options.command(load_study(options.configfile, _overrides(options.config)), options)
+        if options.command is _kernels:
+            _kernels(options)  # about this code and not about a study
+        else:
+            options.command(load_study(options.configfile, _overrides(options.config)), options)
     except UserError as error:
         if not sys.stderr.isatty():
             traceback.print_exc()
@@ -91,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
         ("--deltas", path("loss_deltas.parquet")),
         ("--output", path("files to write; the format is the suffix, .csv and .md are the tables", nargs="+")),
     )
+    kernels = commands.add_parser("kernels", help=_kernels.__doc__, description=_kernels.__doc__)
+    kernels.add_argument("--target", required=True, help="the architecture, sm_80, sm_90, sm_100 and the like")
+    kernels.set_defaults(command=_kernels)
     return parser
 
 
@@ -316,6 +322,17 @@ def _notes(study: Study) -> list[str]:
     if study.training.code == "current":
         return []
     return [f"The runs were trained by an older code, which the study pins: training.code {study.training.code}."]
+
+
+# --- kernels --------------------------------------------------------------------------------------------------
+
+
+def _kernels(options: argparse.Namespace) -> None:
+    """Compile the Triton kernels for an architecture, without a GPU, and print what became of them."""
+    from attention_ablation.kernels.inspection import report
+
+    for branches in (1, 2, 4):
+        print(report(options.target, branches=branches), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Training does not import this module. Shapes: B batch, T tokens, H heads, J branches; Dn, Dr head dims.
 """
 
+import importlib.util
 import re
 import subprocess
 import tempfile
@@ -69,8 +70,12 @@ def compile_launch(launch: Any, target: str) -> Compiled:
     Raises:
         UserError: in a process that interprets Triton.
     """
+    if target not in SHARED_MEMORY:
+        raise UserError(f"--target {target}: expected one of {', '.join(SHARED_MEMORY)}")
     if operator.interpreted():
         raise UserError("TRITON_INTERPRET=1 is in the environment: unset it to compile")
+    if importlib.util.find_spec("triton") is None:
+        raise UserError("the package triton is not installed")
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -130,7 +135,7 @@ def _resources(cubin: bytes) -> tuple[int, int]:
 
 
 def report(target: str, *, branches: int) -> str:
-    """Lines for a reader: each kernel of the paper's shape for `target`."""
+    """Lines for a reader: each kernel at the paper's head dims in bfloat16, for `target`."""
     lines = []
     for launch in paper_launches(target, branches=branches):
         one = compile_launch(launch, target)

@@ -24,7 +24,7 @@ class Tiles(NamedTuple):
 
 
 # At the paper's head dims, 128 and 64, in bfloat16 or float16, by (architecture, branches): the largest tiles that
-# `ablation kernels` found free of spills, in the architecture's own matrix instructions. Not timed: no GPU was at hand.
+# `ablation kernels` found free of spills and in the architecture's own matrix instructions. Never timed: no GPU.
 _PAPER = {
     ("sm_80", 1): Tiles(Tile(128, 64, 8, 2), Tile(64, 32, 8, 2), Tile(64, 32, 8, 2)),
     ("sm_80", 2): Tiles(Tile(64, 64, 8, 2), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2)),
@@ -42,7 +42,8 @@ TABLE: dict[tuple[str, int, int, int, int], Tiles] = {
     (architecture, 2, 128, 64, branches): tiles for (architecture, branches), tiles in _PAPER.items()
 }
 
-# For every other shape and device, by the bytes of an element: free of spills up to head dims of 128 and 128.
+# For every other shape and device, by the bytes of an element. With 2 free of spills up to head dims of 128 and 128;
+# with 4 the query's gradient spills 300 bytes there: float32 has no matrix instructions of full precision.
 FALLBACK = {
     2: Tiles(Tile(32, 32, 4, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)),
     4: Tiles(Tile(16, 16, 4, 1), Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
