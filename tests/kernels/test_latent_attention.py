@@ -122,7 +122,7 @@ def test_triton_on_a_cpu_runs_something_else_in_silence(monkeypatch) -> None:
 
 
 def test_triton_without_its_package_runs_something_else_in_silence(monkeypatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("attention_ablation.kernels.latent_attention._has_triton", lambda: False)
     with pytest.raises(UserError, match="triton is not installed"):
         choose_implementation("triton", "cuda")
 
@@ -139,7 +139,7 @@ def test_triton_without_its_package_runs_something_else_in_silence(monkeypatch) 
 def test_auto_takes_kernels_that_were_never_run_on_this_gpu(monkeypatch, measured, installed, expected, why) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr("attention_ablation.kernels.latent_attention._has_triton", lambda: installed)
     monkeypatch.setattr("attention_ablation.kernels.latent_attention.MEASURED", frozenset(measured))
     chosen, reason = choose_implementation("auto", "cuda")
     assert chosen == expected

@@ -36,13 +36,19 @@ class Compiled(NamedTuple):
     instructions: dict[str, int]
 
 
-def paper_launches(
-    target: str, *, branches: int, dtype: torch.dtype = torch.bfloat16, dims: tuple[int, int] = (128, 64)
+def launches(
+    target: str,
+    *,
+    branches: int,
+    dtype: torch.dtype = torch.bfloat16,
+    dims: tuple[int, int] = (128, 64),
+    tokens: int = 2048,
+    heads: int = 24,
 ) -> list[Any]:
-    """The three launches at the paper's shape (B 1, T 2,048, H 24), on tensors without memory."""
+    """The three launches at a shape, by default the paper's (B 1), on tensors without memory."""
     from attention_ablation.kernels import triton_launch
 
-    (Dn, Dr), J, B, T, H = dims, branches, 1, 2048, 24
+    (Dn, Dr), J, B, T, H = dims, branches, 1, tokens, heads
     # Views as the model makes them: the query is split out of one matrix, keys and values alternate in another.
     q = torch.empty(B, T, H, Dn + Dr, dtype=dtype, device="meta")
     kv = torch.empty(J, B, T, H, 2, Dn, dtype=dtype, device="meta")
@@ -137,7 +143,7 @@ def _resources(cubin: bytes) -> tuple[int, int]:
 def report(target: str, *, branches: int) -> str:
     """Lines for a reader: each kernel at the paper's head dims in bfloat16, for `target`."""
     lines = []
-    for launch in paper_launches(target, branches=branches):
+    for launch in launches(target, branches=branches):
         one = compile_launch(launch, target)
         mix = ", ".join(f"{name} {count}" for name, count in one.instructions.items())
         lines.append(

@@ -1,5 +1,6 @@
 """The latent attention operator, and the one place where its implementation is chosen."""
 
+import functools
 import importlib.util
 from collections.abc import Callable
 
@@ -61,6 +62,7 @@ def _require_triton(device_type: str) -> None:
         )
 
 
+@functools.cache  # each call of the operator asks
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
