@@ -8,9 +8,9 @@ Causal softmax attention is the online-softmax method of Dao, "FlashAttention-2"
 2; the logits are those of `reference.py`. Exponents have base 2, as the hardware has: logits are multiplied by
 log2(e), and `lse` is the logarithm to base 2.
 
-Every tile is masked, also those that are wholly earlier than their queries: a loop of its own for these kept two sets
-of addresses alive, and with two branches at the paper's head dims the compiler then spilled at every useful tile. For
-the same reason addresses are not hoisted out of the loops (`disable_licm`).
+Every tile is masked, also those that are wholly earlier than their queries, and addresses are not hoisted out of the
+loops (`disable_licm`): with a loop of its own for the unmasked tiles, and hoisting, sm_90 spilled 136 bytes in the
+forward and 552 in the query gradient (two branches, the paper's head dims, 64 x 64 tiles); so it spills none.
 
 Shapes: B batch, T tokens, H heads, J branches; DN nope head dim (keys and values), DR rope head dim. Names: `i_`
 index, `o_` offsets, `p_` pointer, `b_` block in registers, `m_` mask, CAPITALS known when compiled. A stride is named
