@@ -120,3 +120,8 @@ def test_the_papers_corpus_is_refused_before_anything_is_written(capsys):
     assert main(["fetch-corpus", "--configfile", paper, "--output", "corpus"]) == 1
     assert last_line(capsys) == "error: data.source: kind hugging_face is not built yet; kind wheel is"
     assert not Path("corpus").exists()
+
+
+def test_kernels_for_an_unknown_target_are_refused_without_a_study(capsys):
+    assert main(["kernels", "--target", "sm_1"]) == 1
+    assert "error: --target sm_1: expected one of sm_80" in last_line(capsys)

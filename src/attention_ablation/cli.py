@@ -29,7 +29,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     try:
-        options.command(load_study(options.configfile, _overrides(options.config)), options)
+        if options.command is _kernels:
+            _kernels(options)  # about this code and not about a study
+        else:
+            options.command(load_study(options.configfile, _overrides(options.config)), options)
     except UserError as error:
         if not sys.stderr.isatty():
             traceback.print_exc()
@@ -99,6 +102,9 @@ def _parser() -> argparse.ArgumentParser:
         ("--output", path("files to write; the format is the suffix, .csv and .md are the tables", nargs="+")),
         code,
     )
+    kernels = commands.add_parser("kernels", help=_kernels.__doc__, description=_kernels.__doc__)
+    kernels.add_argument("--target", required=True, help="the architecture, sm_80, sm_90, sm_100 and the like")
+    kernels.set_defaults(command=_kernels)
     return parser
 
 
@@ -365,6 +371,17 @@ def _figure(study: Study, options: argparse.Namespace) -> None:
     )
     for format_ in set(FORMATS) - set(outputs):  # drawn when the study asked for it: it would show another figure
         csv.with_suffix(f".{format_}").unlink(missing_ok=True)
+
+
+# --- kernels --------------------------------------------------------------------------------------------------
+
+
+def _kernels(options: argparse.Namespace) -> None:
+    """Compile the Triton kernels for an architecture, without a GPU, and print what became of them."""
+    from attention_ablation.kernels.inspection import report
+
+    for branches in (1, 2, 4):
+        print(report(options.target, branches=branches), flush=True)
 
 
 if __name__ == "__main__":

@@ -323,7 +323,9 @@ class Execution(Strict):
     micro_batch: Literal["auto"] | Count = Field(
         "auto", description="sequences a forward pass; auto: as many as 4,096 tokens hold"
     )
-    attention: Literal["auto", "sdpa", "reference"] = Field("auto", description="the attention path")
+    attention: Literal["auto", "triton", "sdpa", "reference"] = Field(
+        "auto", description="the attention path; the log says which one was taken and why"
+    )
     autosave_minutes: Positive = Field(5, description="between two autosaves")
     autosave_steps: Natural = Field(0, description="between two autosaves, in steps as well; 0: by time alone")
 

@@ -69,7 +69,7 @@ def evaluate(
     for done, entry in enumerate(entries):
         path = snapshots / entry["file"]
         if model is None:
-            model = load_snapshot(path, attention=attention).to(device)
+            model = load_snapshot(path, attention=attention, device=device)
         else:
             model.load_state_dict(load_file(path, device=device))  # the model is built once
         losses, counts = score_windows(model, windows, precision=precision)

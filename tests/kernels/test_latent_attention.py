@@ -1,6 +1,10 @@
 """The fast paths of latent attention agree with the reference, and the reference with the definition."""
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +19,8 @@ from attention_ablation.kernels.latent_attention import (
     latent_attention,
 )
 
-FAST = sorted(IMPLEMENTATIONS.keys() - {"reference"})
+SOURCE = Path(__file__).parents[2] / "src"
+FAST = ["sdpa"]  # Triton's interpreter is too slow for as many examples: see test_triton_interpreter.py
 
 
 def random_inputs(J: int, B: int, T: int, H: int, Dn: int, Dr: int, seed: int = 0) -> list[Tensor]:
@@ -68,6 +73,7 @@ def test_reference_departs_from_the_definition_written_with_loops() -> None:
                 torch.testing.assert_close(found[b, t, h], expected)
 
 
+@pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
 def test_future_tokens_leak_into_the_past(implementation: str) -> None:
     inputs = [x.detach() for x in random_inputs(2, 2, 9, 3, 8, 4)]
@@ -87,14 +93,65 @@ def test_auto_names_a_path_that_does_not_exist(device_type: str) -> None:
     assert device_type in reason
 
 
+@pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize("name", sorted(IMPLEMENTATIONS))
 def test_a_path_asked_for_is_replaced_in_silence(name: str) -> None:
     assert choose_implementation(name, "cpu") == (name, "asked for")
 
 
 def test_unknown_attention_path_falls_back_in_silence() -> None:
-    with pytest.raises(UserError, match=r"'flash9'.*auto, sdpa, reference"):
+    with pytest.raises(UserError, match=r"'flash9'.*auto, triton, sdpa, reference"):
         choose_implementation("flash9", "cpu")
     inputs = random_inputs(1, 1, 2, 1, 2, 2)
-    with pytest.raises(UserError, match=r"'auto'.*sdpa, reference"):
-        latent_attention(*inputs, softmax_scale=1.0, implementation="auto")
+    with pytest.raises(UserError, match=r"'flash9'.*auto, triton, sdpa, reference"):
+        latent_attention(*inputs, softmax_scale=1.0, implementation="flash9")
+
+
+def test_auto_is_not_what_a_call_does_by_itself() -> None:
+    inputs = random_inputs(2, 1, 5, 1, 4, 4)
+    found = latent_attention(*inputs, softmax_scale=1.0)
+    assert torch.equal(found, latent_attention(*inputs, softmax_scale=1.0, implementation="sdpa"))
+
+
+def test_triton_on_a_cpu_runs_something_else_in_silence(monkeypatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(UserError, match="triton was asked for on cpu"):
+        choose_implementation("triton", "cpu")
+    with pytest.raises(UserError, match="triton was asked for on cpu"):
+        latent_attention(*random_inputs(1, 1, 2, 1, 4, 4), softmax_scale=1.0, implementation="triton")
+
+
+def test_triton_without_its_package_runs_something_else_in_silence(monkeypatch) -> None:
+    monkeypatch.setattr("attention_ablation.kernels.latent_attention._has_triton", lambda: False)
+    with pytest.raises(UserError, match="triton is not installed"):
+        choose_implementation("triton", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("measured", "installed", "expected", "why"),
+    [
+        ((), True, "sdpa", "not measured"),
+        (("sm_90",), False, "sdpa", "without the package"),
+        (("sm_90",), True, "triton", "measured faster"),
+        (("sm_80",), True, "sdpa", "not measured"),
+    ],
+)
+def test_auto_takes_kernels_that_were_never_run_on_this_gpu(monkeypatch, measured, installed, expected, why) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr("attention_ablation.kernels.latent_attention._has_triton", lambda: installed)
+    monkeypatch.setattr("attention_ablation.kernels.latent_attention.MEASURED", frozenset(measured))
+    chosen, reason = choose_implementation("auto", "cuda")
+    assert chosen == expected
+    assert why in reason and "sm_90" in reason
+
+
+def test_importing_the_operator_wants_triton() -> None:
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch\n"
+        "from attention_ablation.kernels.latent_attention import latent_attention\n"
+        "q = torch.ones(1, 3, 1, 4)\n"
+        "latent_attention(q, q, q[None], q[:, :, 0], q[None], softmax_scale=1.0)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(SOURCE)})

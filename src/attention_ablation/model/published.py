@@ -155,27 +155,28 @@ def _with_one_embedding(weights: Mapping[str, Tensor], source: Callable[[str], s
 UNSCALED = Scaling(query=False, key_value=False, output=False)
 
 
-def load_published(folder: Path, *, scaled: bool, attention: str = "auto") -> LanguageModel:
-    """A model of the authors, in float32 on the CPU, in eval mode.
+def load_published(folder: Path, *, scaled: bool, attention: str = "auto", device: str = "cpu") -> LanguageModel:
+    """A model of the authors, in float32 on `device`, in eval mode.
 
     Args:
         folder: holds `config.json` and `model.safetensors`, `pytorch_model.bin`, or the shards
             `pytorch_model-*.bin` with their `pytorch_model.bin.index.json`.
         scaled: whether the run was trained with scaling; the authors' files do not say.
         attention: as `choose_implementation` takes it.
+        device: "cpu" or "cuda"; it has a say in what attention can run.
 
     Raises:
         UserError: names the file and the tensor or key at fault.
     """
     weights, source = _read_weights(folder)
     config = _read_config(folder / "config.json", weights, source)
-    implementation, _ = choose_implementation(attention, "cpu")
+    implementation, _ = choose_implementation(attention, device)
     with torch.device("meta"):
         model = LanguageModel(
             config, Scaling(query=scaled, key_value=scaled, output=scaled), attention=implementation
         )
     model.load_state_dict(from_published(weights, config, source=source), assign=True)
-    return model.eval()
+    return model.to(device).eval()
 
 
 def _read_config(path: Path, weights: Mapping[str, Tensor], source: Callable[[str], str]) -> ModelConfig:

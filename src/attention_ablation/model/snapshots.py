@@ -44,17 +44,18 @@ def read_metadata(path: Path) -> dict[str, Any]:
         return _metadata_of(file, path)
 
 
-def load_snapshot(path: Path, *, attention: str = "auto") -> LanguageModel:
-    """The model of a snapshot, in float32 on the CPU, in eval mode.
+def load_snapshot(path: Path, *, attention: str = "auto", device: str = "cpu") -> LanguageModel:
+    """The model of a snapshot, in float32 on `device`, in eval mode.
 
     Args:
         path: a file that `save_snapshot` wrote.
         attention: as `choose_implementation` takes it.
+        device: "cpu" or "cuda"; it has a say in what attention can run.
 
     Raises:
         UserError: the file is missing, not whole, no snapshot, or does not hold the weights of its model.
     """
-    implementation, _ = choose_implementation(attention, "cpu")
+    implementation, _ = choose_implementation(attention, device)
     with _opened(path) as file:
         metadata = _metadata_of(file, path)
         config = _fields(ModelConfig, metadata, "model", path)
@@ -74,7 +75,7 @@ def load_snapshot(path: Path, *, attention: str = "auto") -> LanguageModel:
             # A copy, so that a model does not depend on the file once it is loaded.
             weights[name] = file.get_tensor(name).to(torch.float32, copy=True)
     model.load_state_dict(weights, assign=True)
-    return model.eval()
+    return model.to(device).eval()
 
 
 def _opened(path: Path) -> Any:
