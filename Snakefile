@@ -1,4 +1,5 @@
 import re
+import sys
 
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
@@ -66,3 +67,10 @@ rule all:
 onstart:
     check_is_built(study)
     hold_lock()
+
+
+onsuccess:
+    print(
+        f"figure: figures/{study.study}.*  table: figures/{study.study}.md",
+        file=sys.stderr,
+    )

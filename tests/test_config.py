@@ -76,9 +76,9 @@ MISTAKES = [
     ({"training": {"seeds": [0, 0]}}, "training.seeds: every seed once"),
     ({"model": {"rope_dim": 7}}, "model.rope_dim: RoPE rotates pairs: the dim must be even, 7 is odd"),
     ({"model": {"kv_rank": 30}}, "variants.MLRA-2: groups 2 x branches 2 = 4 latents do not divide model.kv_rank 30"),
-    ({"model": {"heads": 5}}, "variants.GLA-2.groups: 2 groups do not divide model.heads 5"),
+    ({"model": {"heads": 5}}, "variants.GLA-2.groups: 2 groups do not divide model.heads 5; valid are 1, 5"),
     ({"model": {"vocabulary_size": 100}}, "model.vocabulary_size: 100 is under the tokenizer's 2048"),
-    ({"variants": {"MLA": {"color": "blue"}}}, "variants.MLA.color: String should match pattern"),
+    ({"variants": {"MLA": {"color": "blue"}}}, 'variants.MLA.color: a colour like "#1b5e95" is wanted'),
     ({"variants": {"a/b": {}}}, "variants.a/b"),
     ({"arms": {"scaled": {"variants": ["ML"]}}}, "arms.scaled.variants: unknown variant 'ML'; did you mean 'MLA'?"),
     ({"arms": {"scaled": {"override": {"training.lerning_rate": 1}}}}, "did you mean 'training.learning_rate'?"),
@@ -107,7 +107,7 @@ MISTAKES = [
     ({"statistics": {"confidence": 0.96}}, "statistics.confidence: valid are 0.8, 0.9, 0.95, 0.99"),
     ({"statistics": {"blocks": 10}}, "statistics.blocks: Input should be greater than or equal to 30 (found 10)"),
     ({"figure": {"formats": ["gif"]}}, "figure.formats.0: Input should be 'svg', 'png', 'pdf' or 'html'"),
-    ({"study": "a/b"}, "study: String should match pattern"),
+    ({"study": "a/b"}, "study: letters, digits, - and _ are wanted"),
     ({"model": "x"}, "model: a mapping of keys to values is wanted"),
 ]
 

@@ -123,7 +123,7 @@ def words(svg: ElementTree.Element) -> str:
 def test_subtitle_says_what_the_interval_means(tmp_path):
     one = words(drawn_svg(tmp_path, sample_deltas()))
     assert (
-        "95 % interval over 64 blocks of validation windows: these two trained models, on this text; "
+        "95 % interval over 64 blocks of validation windows: the two trained models of each pair, on this text; "
         "training noise not measured." in one
     )
     several = words(drawn_svg(tmp_path, sample_deltas(seeds=3)))

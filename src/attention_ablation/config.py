@@ -24,6 +24,7 @@ from pydantic import (
 
 from attention_ablation.model.config import ModelConfig, Scaling
 
+NAME, COLOR = r"^[A-Za-z0-9][A-Za-z0-9_-]*$", r"^#[0-9a-fA-F]{6}$"
 CONFIDENCES = (0.8, 0.9, 0.95, 0.99)  # of workflow/sql/student_t.csv
 
 
@@ -50,9 +51,9 @@ NonNegative = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_n
 Fraction = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
 Seed = Annotated[int, BeforeValidator(_number), Field(ge=0, lt=2**31)]
 Beta = Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1)]
-VariantName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
-ArmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
-Color = Annotated[str, StringConstraints(pattern=r"^#[0-9a-fA-F]{6}$")]
+VariantName = Annotated[str, StringConstraints(pattern=NAME)]
+ArmName = Annotated[str, StringConstraints(pattern=NAME)]
+Color = Annotated[str, StringConstraints(pattern=COLOR)]
 
 
 class Strict(BaseModel):
@@ -241,7 +242,7 @@ class Arm(Strict):
 class Comparison(Strict):
     """delta = loss(treatment) - loss(baseline), at the same tokens seen."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+    name: Annotated[str, StringConstraints(pattern=NAME)]
     baseline: ArmName
     treatment: ArmName
 
@@ -360,7 +361,7 @@ FigureFormat = Literal["svg", "png", "pdf", "html"]
 class Figure(Strict):
     """What the figure looks like."""
 
-    title: str = Field("Validation loss lost without latent scaling", description="above the plot")
+    title: str = Field("Validation loss without latent scaling, minus with it", description="above the plot")
     x: Literal["tokens"] = "tokens"
     y: Literal["linear", "symlog"] = Field("linear", description="scale of the loss difference")
     reference: Literal["published", "none"] = Field(
@@ -374,7 +375,7 @@ class Figure(Strict):
 class Study(Strict):
     """A whole study."""
 
-    study: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")] = Field(
+    study: Annotated[str, StringConstraints(pattern=NAME)] = Field(
         description="names results/<study>/ and figures/<study>.*"
     )
     data: Data

@@ -19,7 +19,6 @@ from attention_ablation.loss_delta_schema import (
 START_FRACTION = 0.01  # the start of a curve: its first checkpoint at or after this fraction of training
 LAST_FRACTION = 0.8  # the end of a curve: the checkpoints after this fraction
 FEWEST_SEEDS = 3  # for any word about the variant
-CANNOT_BE_TOLD = "cannot be told: training noise was not measured"
 
 
 def write_tables(
@@ -109,8 +108,11 @@ def verdict(rows: list[dict]) -> str:
     """What the last checkpoint says about the variant itself; nothing with fewer than three seeds."""
     last = rows[-1]
     baseline, treatment = last["baseline_arm"], last["treatment_arm"]
-    if last["interval_kind"] == "blocks" or last["seeds"] < FEWEST_SEEDS:
-        return f"whether `{treatment}` differs from `{baseline}` {CANNOT_BE_TOLD}"
+    unknown = f"whether `{treatment}` differs from `{baseline}` cannot be told"
+    if last["interval_kind"] == "blocks":
+        return f"{unknown}: training noise was not measured"
+    if last["seeds"] < FEWEST_SEEDS:
+        return f"{unknown}: {last['seeds']} seeds are too few, {FEWEST_SEEDS} are needed"
     if last["ci_low"] > 0:
         return f"`{treatment}` ends with a higher loss than `{baseline}`, over {last['seeds']} seeds"
     if last["ci_high"] < 0:

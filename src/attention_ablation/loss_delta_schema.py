@@ -101,7 +101,7 @@ def interval_sentences(rows: list[dict], names: list[str], intervals: Intervals)
         else:
             text = (
                 f"{percent} interval over {intervals.blocks} blocks of validation windows: "
-                "these two trained models, on this text; training noise not measured"
+                "the two trained models of each pair, on this text; training noise not measured"
             )
         sentences.append(f"{', '.join(variants)}: {text}." if len(kinds) > 1 else f"{text}.")
     return sentences

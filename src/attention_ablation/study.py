@@ -10,10 +10,14 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from attention_ablation.config import BpeTokenizer, Comparison, Study, nearest, read_yaml
+from attention_ablation.config import COLOR, NAME, BpeTokenizer, Comparison, Study, nearest, read_yaml
 from attention_ablation.errors import UserError
 
 DEFAULT_STUDY = Path("config.yaml")
+FORMS = {  # of text, in words instead of a pattern
+    COLOR: 'a colour like "#1b5e95" is wanted, in quotes',
+    NAME: "letters, digits, - and _ are wanted, a letter or digit first",
+}
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -75,6 +79,8 @@ def _first_line(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     reason = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "string_pattern_mismatch":
+        reason = FORMS.get(first["ctx"]["pattern"], reason)
     value = first.get("input")
     found = "" if isinstance(value, Mapping | BaseModel) or first["type"] == "missing" else f" (found {value!r})"
     return f"{where}: {reason}{found}" if where else f"{reason}{found}"
@@ -118,7 +124,8 @@ def _problems_of_settings(study: Study, arm: str) -> Iterator[str]:
     for variant in study.variants_of(arm):
         v, where = study.variants[variant], f"variants.{variant}"
         if model.heads % v.groups:
-            yield f"{where}.groups: {v.groups} groups do not divide model.heads {model.heads}"
+            valid = ", ".join(str(n) for n in range(1, model.heads + 1) if model.heads % n == 0)
+            yield f"{where}.groups: {v.groups} groups do not divide model.heads {model.heads}; valid are {valid}"
         if model.kv_rank % (v.groups * v.branches):
             yield (
                 f"{where}: groups {v.groups} x branches {v.branches} = {v.groups * v.branches} latents do not divide "

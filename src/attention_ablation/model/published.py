@@ -155,7 +155,9 @@ def _with_one_embedding(weights: Mapping[str, Tensor], source: Callable[[str], s
 UNSCALED = Scaling(query=False, key_value=False, output=False)
 
 
-def load_published(folder: Path, *, scaled: bool, attention: str = "auto", device: str = "cpu") -> LanguageModel:
+def load_published(
+    folder: str | Path, *, scaled: bool, attention: str = "auto", device: str = "cpu"
+) -> LanguageModel:
     """A model of the authors, in float32 on `device`, in eval mode.
 
     Args:
@@ -168,6 +170,7 @@ def load_published(folder: Path, *, scaled: bool, attention: str = "auto", devic
     Raises:
         UserError: names the file and the tensor or key at fault.
     """
+    folder = Path(folder)
     weights, source = _read_weights(folder)
     config = _read_config(folder / "config.json", weights, source)
     implementation, _ = choose_implementation(attention, device)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attention_ablation.errors import UserError
 from attention_ablation.model.transformer import LanguageModel
 from attention_ablation.training.plan import TrainingPlan
 from attention_ablation.training.schedule import learning_rate_at
@@ -112,6 +113,8 @@ def choose_device(requested: str) -> str:
     """`cpu` or `cuda`; `auto` takes a GPU where there is one."""
     if requested == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if requested == "cuda" and not torch.cuda.is_available():
+        raise UserError("execution.device: cuda was asked for, torch sees no GPU here; ask for auto or cpu")
     return requested
 
 
