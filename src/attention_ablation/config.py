@@ -327,6 +327,9 @@ class Execution(Strict):
     attention: Literal["auto", "triton", "sdpa", "reference"] = Field(
         "auto", description="the attention path; the log says which one was taken and why"
     )
+    loss: Literal["auto", "logits", "chunked"] = Field(
+        "auto", description="whole logits, or PyTorch's linear_cross_entropy in chunks; auto: by the logits' size"
+    )
     autosave_minutes: Positive = Field(5, description="between two autosaves")
     autosave_steps: Natural = Field(0, description="between two autosaves, in steps as well; 0: by time alone")
 

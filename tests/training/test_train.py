@@ -23,7 +23,7 @@ MODEL = {
     "kv_rank": 8, "groups": 2, "branches": 2, "mlp_width": 24,
 }  # fmt: skip
 EXECUTION = ExecutionPlan(
-    device="cpu", threads=1, micro_batch="auto", attention="auto", autosave_minutes=60, autosave_steps=3
+    device="cpu", threads=1, micro_batch="auto", attention="auto", loss="auto", autosave_minutes=60, autosave_steps=3
 )
 
 

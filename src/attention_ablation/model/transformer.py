@@ -56,9 +56,13 @@ class LanguageModel(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens (B, T) int64 -> logits (B, T, V), in bfloat16 under bfloat16 autocast."""
+        return F.linear(self.hidden(tokens), self.embedding.weight)
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """tokens (B, T) int64 -> what the logits are projected from, (B, T, d)."""
         rotation = rotation_tables(tokens.shape[1], self.config.rope_dim, tokens.device)
         scaling = ScalingTensors(self.alpha_query, self.alpha_key_value, self.alpha_output)
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, rotation, scaling)
-        return F.linear(self.norm(x), self.embedding.weight)
+        return self.norm(x)

@@ -9,10 +9,10 @@ import os
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from attention_ablation.errors import UserError
+from attention_ablation.model.loss import NextTokenLoss
 from attention_ablation.model.transformer import LanguageModel
 from attention_ablation.training.plan import TrainingPlan
 from attention_ablation.training.schedule import learning_rate_at
@@ -21,7 +21,10 @@ from attention_ablation.training.schedule import learning_rate_at
 class Engine:
     """A model under training: one `step` is one optimiser update over a whole global batch."""
 
-    def __init__(self, model: LanguageModel, plan: TrainingPlan, *, device: str, micro_batch: int) -> None:
+    def __init__(
+        self, model: LanguageModel, plan: TrainingPlan, *, device: str, micro_batch: int, loss: str = "logits"
+    ) -> None:
+        """`loss` is an implementation that `choose_loss` returned."""
         deepspeed = _import_deepspeed(device)
         self.plan = plan
         self.device = device
@@ -40,7 +43,7 @@ class Engine:
             optimizer, lambda step: learning_rate_at(step, plan) / plan.learning_rate
         )
         self._engine, *_ = deepspeed.initialize(
-            model=model,
+            model=NextTokenLoss(model, implementation=loss),
             optimizer=optimizer,
             lr_scheduler=scheduler,
             config=deepspeed_config(plan, micro_batch=micro_batch),
@@ -57,8 +60,7 @@ class Engine:
         learning_rate = float(self._engine.get_lr()[0])
         gradient_norm: Tensor | None = None
         for x, y in zip(inputs.split(self.micro_batch), targets.split(self.micro_batch), strict=True):
-            logits = self._engine(x.to(self.device))
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), y.to(self.device).flatten())
+            loss = self._engine(x.to(self.device), y.to(self.device))
             self._engine.backward(loss)
             losses.append(loss.detach())
             if self._engine.is_gradient_accumulation_boundary():
@@ -77,7 +79,7 @@ class Engine:
 
     def weights(self) -> dict[str, Tensor]:
         """The float32 weights by name, the tied embedding once."""
-        return {name: parameter.detach() for name, parameter in self._engine.module.named_parameters()}
+        return {name: parameter.detach() for name, parameter in self._engine.module.model.named_parameters()}
 
     def save(self, folder: str, tag: str) -> None:
         """Write weights, optimiser and schedule to `folder`/`tag`."""

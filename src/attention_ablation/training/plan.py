@@ -38,5 +38,6 @@ class ExecutionPlan:
     threads: int
     micro_batch: int | Literal["auto"]  # sequences a forward pass
     attention: str
+    loss: str
     autosave_minutes: float
     autosave_steps: int  # 0: by time alone

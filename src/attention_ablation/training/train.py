@@ -18,6 +18,7 @@ from attention_ablation.files import write_json, write_text
 from attention_ablation.kernels.latent_attention import choose_implementation
 from attention_ablation.model.config import ModelConfig, Scaling
 from attention_ablation.model.initialization import initialize
+from attention_ablation.model.loss import choose_loss
 from attention_ablation.model.snapshots import save_snapshot
 from attention_ablation.model.transformer import LanguageModel
 from attention_ablation.training import state
@@ -92,7 +93,7 @@ def _run_to_the_end(
     report: Report,
 ) -> None:
     start = state.newest_whole_autosave(folder, lambda step: _missing_up_to(step, plan, folder))
-    resolved = _resolve(execution, plan)
+    resolved = _resolve(execution, plan, vocabulary_size=identity["model"]["vocabulary_size"])
     if start is not None:
         resolved = _as_begun(resolved, folder)
     log.info("execution: %s", json.dumps(resolved))
@@ -100,7 +101,7 @@ def _run_to_the_end(
     torch.set_num_threads(resolved["threads"])
     model = LanguageModel(ModelConfig(**identity["model"]), Scaling(**identity["scaling"]), attention=attention)
     initialize(model, seed=plan.seed, std=plan.initialization_std)
-    engine = Engine(model.to(device), plan, device=device, micro_batch=resolved["micro_batch"])
+    engine = Engine(model.to(device), plan, device=device, micro_batch=resolved["micro_batch"], loss=resolved["loss"])
     if start is not None:
         engine.load(str(start[1].parent), start[1].name)
     log.info("%s at step %d of %d", "resuming" if start else "starting", engine.steps_done, plan.steps)
@@ -217,16 +218,20 @@ class Autosaver:
         log.info("autosaved at step %d", step)
 
 
-def _resolve(execution: ExecutionPlan, plan: TrainingPlan) -> dict[str, Any]:
+def _resolve(execution: ExecutionPlan, plan: TrainingPlan, *, vocabulary_size: int) -> dict[str, Any]:
     """What decides the rounding of a run beside its identity, `auto` resolved."""
     device = choose_device(execution.device)
     attention, reason = choose_implementation(execution.attention, device)
     log.info("attention path: %s (%s)", attention, reason)
+    micro_batch = choose_micro_batch(execution.micro_batch, plan)
+    loss, reason = choose_loss(execution.loss, tokens=micro_batch * plan.context, vocabulary_size=vocabulary_size)
+    log.info("loss path: %s (%s)", loss, reason)
     return {
         "device": device,
         "threads": execution.threads,
-        "micro_batch": choose_micro_batch(execution.micro_batch, plan),
+        "micro_batch": micro_batch,
         "attention": attention,
+        "loss": loss,
     }
 
 
