@@ -7,14 +7,15 @@ from attention_ablation import identity
 from attention_ablation.study import load_study
 from attention_ablation.errors import UserError
 from attention_ablation.workflow import (
-    check_is_built,
     code,
+    fetched_files,
     gpus_a_run,
     hold_lock,
     parts_of,
     run_environment,
     store_study,
     untracked,
+    vocabulary_files,
 )
 
 min_version("9.27")
@@ -24,16 +25,19 @@ try:
     study = load_study(
         workflow.config_settings.configfiles, workflow.config_settings.config
     )
+    corpus = identity.corpus_name(study)
+    data = identity.data_name(study)
+    runs = list(identity.runs(study))
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
 study_file = untracked(store_study(study))
-corpus = identity.corpus_name(study)
-data = identity.data_name(study)
-runs = list(identity.runs(study))
-evaluation = identity.evaluation_digest(study)
+corpus_files = [f"results/corpus/{corpus}/{file}" for file in fetched_files(study)]
+trains_tokenizer = study.data.tokenizer.kind == "bpe"
 dataset = f"results/data/{data}/dataset.json"
 parts = parts_of(study, dataset)
+part_numbers = [] if study.data.source.kind == "token_shards" else range(parts)
+evaluation = identity.evaluation_digest(study)
 
 run_environment()
 
@@ -44,6 +48,7 @@ container: "envs/attention-ablation.sif"
 
 wildcard_constraints:
     corpus=corpus,
+    file="|".join(map(re.escape, fetched_files(study))),
     data=data,
     part=r"\d{5}",
     run="|".join(map(re.escape, runs)),
@@ -65,5 +70,4 @@ rule all:
 
 
 onstart:
-    check_is_built(study)
     hold_lock()

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from attention_ablation.config import BpeTokenizer, Comparison, Study, nearest
+from attention_ablation.config import BpeTokenizer, Comparison, Study, TokenShardsSource, nearest
 from attention_ablation.errors import UserError
 
 DEFAULT_STUDY = Path("config.yaml")
@@ -93,6 +93,8 @@ def _problems(study: Study) -> Iterator[str]:
     tokenizer = study.data.tokenizer
     if isinstance(tokenizer, BpeTokenizer) and tokenizer.vocabulary_size < 257:
         yield f"data.tokenizer.vocabulary_size: {tokenizer.vocabulary_size} is under 257 (256 bytes and end-of-text)"
+    if isinstance(tokenizer, BpeTokenizer) and isinstance(study.data.source, TokenShardsSource):
+        yield "data.tokenizer: kind bpe wants text to train on, token_shards have none; name the one that made them"
 
 
 def _problems_of_settings(study: Study, arm: str) -> Iterator[str]:
