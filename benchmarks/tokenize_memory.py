@@ -50,8 +50,8 @@ def main() -> None:
         for line in (
             {"name": f"{name}: peak memory", "ours": peaks[1], "baseline": LIMIT_MEGABYTES, "unit": "MB",
              "ratio": LIMIT_MEGABYTES / peaks[1]},
-            {"name": f"{name}: growth from 1/{options.shrink}", "ours": growth, "baseline": LIMIT_GROWTH, "unit": "times",
-             "ratio": LIMIT_GROWTH / growth},
+            {"name": f"{name}: growth from 1/{options.shrink}", "ours": growth, "baseline": LIMIT_GROWTH,
+             "unit": "times", "ratio": LIMIT_GROWTH / growth},
         ):  # fmt: skip
             text = f"{line['name']:48} {line['ours']:8.3f} {line['unit']}, limit {line['baseline']}"
             print(json.dumps(line) if options.json else text, flush=True)
