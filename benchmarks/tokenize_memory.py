@@ -9,6 +9,7 @@ the same with little text.
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -76,7 +77,8 @@ def peak_of(file_format: str, megabytes: int, document: int, kind: str) -> float
         # A child's peak starts at the size of the process it was forked from, so a small one is in between.
         command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, __file__, "--tokenizer", kind]
         command += ["--child", str(corpus), str(folder / "tokenizer.json"), str(folder)]
-        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        environment = os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"}  # as `ablation tokenize` sets it
+        return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
 
 def tokenize(corpus: Path, tokenizer: Path, folder: Path, kind: str) -> None:
