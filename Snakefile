@@ -8,14 +8,15 @@ from attention_ablation import identity
 from attention_ablation.study import load_study
 from attention_ablation.errors import UserError
 from attention_ablation.workflow import (
-    check_is_built,
     code,
+    fetched_files,
     gpus_a_run,
     hold_lock,
     parts_of,
     run_environment,
     store_study,
     untracked,
+    vocabulary_files,
 )
 
 min_version("9.27")
@@ -27,9 +28,12 @@ try:
     )
     study_file = untracked(store_study(study))
     corpus = identity.corpus_name(study)
+    corpus_files = [f"results/corpus/{corpus}/{file}" for file in fetched_files(study)]
+    trains_tokenizer = study.data.tokenizer.kind == "bpe"
     data = identity.data_name(study)
     dataset = f"results/data/{data}/dataset.json"
     parts = parts_of(study, dataset)
+    part_numbers = [] if study.data.source.kind == "token_shards" else range(parts)
     runs = list(identity.runs(study))
     evaluation = identity.evaluation_digest(study)
 except (UserError, OSError) as error:
@@ -44,6 +48,7 @@ container: "envs/attention-ablation.sif"
 
 wildcard_constraints:
     corpus=corpus,
+    file="|".join(map(re.escape, fetched_files(study))),
     data=data,
     part=r"\d{5}",
     run="|".join(map(re.escape, runs)),
@@ -65,7 +70,6 @@ rule all:
 
 
 onstart:
-    check_is_built(study)
     hold_lock()
 
 

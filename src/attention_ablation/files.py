@@ -3,7 +3,8 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,3 +59,39 @@ def sha256_of(path: Path) -> str:
     """SHA-256 of a file's bytes, as hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# A file that changed this shortly ago could change again within the same tick of its file system's clock.
+SETTLED_NANOSECONDS = 2_000_000_000
+
+
+def remembered_sha256(
+    files: Sequence[Path], memory: Path, report: Callable[[int, int], None] | None = None
+) -> list[str]:
+    """SHA-256 of each file; one whose size and time of change are those in `memory` is not read again.
+
+    `memory` is a JSON file of this function's own. It may be deleted at any time, and two processes may use it at
+    once: the worst is a file hashed twice. `report` hears of the bytes hashed, of those to hash, where any are.
+    """
+    try:
+        known = json.loads(memory.read_bytes())
+    except (OSError, ValueError):
+        known = {}
+    stats = [file.stat() for file in files]
+    keys = [os.fspath(file) for file in files]
+    entries = {key: [stat.st_size, stat.st_mtime_ns] for key, stat in zip(keys, stats, strict=True)}
+    total = sum(size for key, (size, changed) in entries.items() if known.get(key, [])[:2] != [size, changed])
+    done, kept = 0, {}
+    for key, entry in entries.items():
+        remembered = known.get(key, [])
+        if remembered[:2] == entry:
+            kept[key] = remembered
+            continue
+        kept[key] = [*entry, sha256_of(Path(key))]
+        done += entry[0]
+        if report is not None:
+            report(done, total)
+    settled = {key: entry for key, entry in kept.items() if time.time_ns() - entry[1] > SETTLED_NANOSECONDS}
+    if settled != known:
+        write_text(memory, json.dumps(settled))
+    return [kept[key][2] for key in keys]

@@ -17,8 +17,19 @@ from typing import Any
 
 import grimp
 
-from attention_ablation.config import Study
+from attention_ablation.config import (
+    FilesSource,
+    FileTokenizer,
+    Gpt2Tokenizer,
+    HuggingFaceSource,
+    Study,
+    TokenShardsSource,
+)
+from attention_ablation.data.local_files import content_of, list_files
+from attention_ablation.errors import UserError
+from attention_ablation.files import remembered_sha256
 from attention_ablation.model.config import width_preserving_std
+from attention_ablation.progress import Progress
 from attention_ablation.training.plan import TrainingPlan
 
 PACKAGE = Path(__file__).parent
@@ -38,6 +49,7 @@ STEPS: dict[str, tuple[str, ...]] = {
     "figure": ("attention_ablation.figures", "attention_ablation.figure_tables"),
 }
 SQL = ROOT / "workflow" / "sql"
+HASHES = Path("results/.state/hashes")  # of files, remembered by their size and time of change
 
 
 def digest(value: Any) -> str:
@@ -121,21 +133,51 @@ def without_comments(source: str) -> str:
 
 
 def corpus_name(study: Study) -> str:
-    """Folder of the corpus as fetched: `<name>-<digest>`."""
+    """Folder of the corpus as fetched: `<name>-<digest>`. Two studies of files of one commit share it."""
     source = study.data.source
-    return f"{source.label}-{digest(source.model_dump(exclude={'license'}))}"
+    kept = {"repository", "revision"} if isinstance(source, HuggingFaceSource) else {"package", "version", "sha256"}
+    return f"{source.label}-{digest(source.model_dump(include={'kind', *kept}))}"
 
 
 def data_digest(study: Study) -> str:
-    """Digest of all that decides the stream of tokens; the number of parts does not."""
+    """Digest of all that decides the stream of tokens; the number of parts does not, nor where files lie.
+
+    Raises UserError when a file of the corpus is not there.
+    """
     return digest(
         {
-            "source": study.data.source.model_dump(exclude={"license"}),
+            "source": _source_identity(study),
             "order": study.data.order,
-            "tokenizer": study.data.tokenizer.model_dump(),
+            "tokenizer": _tokenizer_identity(study),
             "code": code_digest("data"),
         }
     )
+
+
+def _source_identity(study: Study) -> dict[str, Any]:
+    source = study.data.source
+    if isinstance(source, FilesSource | TokenShardsSource):
+        memory = HASHES / f"{source.label}-{digest(source.paths)}.json"
+        files = list_files(source.paths)
+        content = content_of(files, memory, Progress(f"hashing {source.label}", "bytes").update)
+        return source.model_dump(exclude={"license", "paths"}) | {"files": content}
+    if isinstance(source, HuggingFaceSource):
+        return source.model_dump(exclude={"license", "path", "files"}) | {"files": source.file_names}
+    return source.model_dump(exclude={"license"})
+
+
+def _tokenizer_identity(study: Study) -> dict[str, Any]:
+    tokenizer = study.data.tokenizer
+    if isinstance(tokenizer, Gpt2Tokenizer):
+        return {"kind": tokenizer.kind}  # its files are known to the byte, wherever they come from
+    if isinstance(tokenizer, FileTokenizer):
+        path = Path(tokenizer.path)
+        try:
+            sha256 = remembered_sha256([path], HASHES / f"tokenizer-{digest(tokenizer.path)}.json")[0]
+        except OSError as error:
+            raise UserError(f"data.tokenizer.path: {path}: {error.strerror}") from None
+        return tokenizer.model_dump(exclude={"path"}) | {"sha256": sha256}
+    return tokenizer.model_dump()
 
 
 def data_name(study: Study) -> str:

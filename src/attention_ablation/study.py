@@ -10,7 +10,16 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from attention_ablation.config import COLOR, NAME, BpeTokenizer, Comparison, Study, nearest, read_yaml
+from attention_ablation.config import (
+    COLOR,
+    NAME,
+    BpeTokenizer,
+    Comparison,
+    Study,
+    TokenShardsSource,
+    nearest,
+    read_yaml,
+)
 from attention_ablation.errors import UserError
 
 DEFAULT_STUDY = Path("config.yaml")
@@ -110,6 +119,8 @@ def _problems(study: Study) -> Iterator[str]:
                 f"data.validation_tokens: {validation} tokens are more text than the {tokenizer.holdout_bytes} of "
                 "data.tokenizer.holdout_bytes"
             )
+        if isinstance(study.data.source, TokenShardsSource):
+            yield "data.tokenizer: kind bpe wants text to train on, token_shards have none; name their own"
 
 
 def _problems_of_settings(study: Study, arm: str) -> Iterator[str]:

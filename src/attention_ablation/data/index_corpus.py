@@ -1,70 +1,89 @@
-"""Step `index_corpus`: the order of the documents in the stream, and which part each goes to."""
+"""Step `index_corpus`: the order of the corpus's units in the stream, and which part each goes to."""
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
-from attention_ablation.data.sources import Document, Source, list_documents
+from attention_ablation.data.sources import Corpus, Unit
 from attention_ablation.errors import UserError
-from attention_ablation.files import write_json
+from attention_ablation.files import write_text
 
 
 @dataclass(frozen=True)
-class IndexedDocument:
-    """One document of the stream; `part` counts from 0."""
+class IndexedUnit:
+    """A unit of the stream; `part` counts from 0."""
 
-    name: str
-    bytes: int
+    unit: Unit
     part: int
 
 
-def index_corpus(
-    source: Source, corpus: Path, *, order: Literal["shuffled", "listed"], parts: int, output: Path
-) -> None:
-    """Write the documents in stream order as JSON, each with its size in bytes and its part.
+def index_corpus(corpus: Corpus, *, order: Literal["shuffled", "listed"], parts: int, output: Path) -> None:
+    """Write the units in stream order as JSON, each with its size and its part.
 
-    `shuffled` sorts by a hash of the name, so that any stretch of the stream mixes genres; `listed` keeps the
-    source's order. Parts are contiguous stretches of the stream, so they never change what the stream is.
+    `shuffled` sorts by a hash of the name (and of where in the file, if not the whole of it is the unit), so that
+    any stretch of the stream mixes what the source keeps apart; `listed` keeps the source's order. Parts are
+    contiguous stretches of the stream, so they never change what the stream is.
 
     Raises:
-        UserError: there are fewer documents than parts.
+        UserError: there is no unit, or there are fewer units than parts.
     """
-    documents = list_documents(source, corpus)
-    if not 1 <= parts <= len(documents):
+    units = corpus.units()
+    if not units:
+        raise UserError("data.source: the corpus is empty, its files hold no document; check data.source.paths")
+    if not 1 <= parts <= len(units):
         raise UserError(
-            f"data.parts is {parts}, but {corpus} holds {len(documents)} documents; "
-            f"set data.parts between 1 and {len(documents)}"
+            f"data.parts is {parts}, but the corpus can be cut into {len(units)} pieces (documents, or stretches "
+            f"of a larger file); set data.parts between 1 and {len(units)}"
         )
     if order == "shuffled":
-        documents.sort(key=lambda document: hashlib.sha256(document.name.encode()).digest())
-    indexed = [
-        IndexedDocument(document.name, document.bytes, part)
-        for document, part in zip(documents, _part_numbers(documents, parts), strict=True)
+        units = sorted(units, key=_shuffle_key)
+    files = list(dict.fromkeys(unit.name for unit in units))
+    numbers = {name: number for number, name in enumerate(files)}
+    lines = [
+        json.dumps([numbers[unit.name], unit.start, unit.stop, unit.bytes, part])
+        for unit, part in zip(units, part_numbers([unit.bytes for unit in units], parts), strict=True)
     ]
-    write_json(output, {"documents": [asdict(document) for document in indexed]})
+    names = ",\n".join(json.dumps(name, ensure_ascii=False) for name in files)
+    write_text(output, '{"files": [\n' + names + '\n],\n"units": [\n' + ",\n".join(lines) + "\n]}\n")
 
 
-def read_index(index: Path) -> list[IndexedDocument]:
-    """The documents in stream order."""
+def read_index(index: Path) -> list[IndexedUnit]:
+    """The units in stream order."""
     try:
-        return [IndexedDocument(**document) for document in json.loads(index.read_bytes())["documents"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        read = json.loads(index.read_bytes())
+        return [
+            IndexedUnit(Unit(read["files"][file], start, stop, size), part)
+            for file, start, stop, size, part in read["units"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UserError(f"{index}: not a corpus index ({error!r}); index the corpus again") from None
 
 
-def _part_numbers(documents: list[Document], parts: int) -> list[int]:
-    """Cut at the document edge nearest to each equal share of the bytes, leaving no part empty.
+def _shuffle_key(unit: Unit) -> tuple[bytes, int]:
+    name = unit.name if unit.start == 0 else f"{unit.name}:{unit.start}"
+    return hashlib.sha256(name.encode()).digest(), unit.start
 
-    No part is larger than an equal share and one document.
+
+def part_numbers(sizes: Sequence[int], parts: int) -> list[int]:
+    """The part of each unit: cut at the edge nearest to each equal share of the bytes, leaving no part empty.
+
+    No part is larger than an equal share and one unit.
     """
-    edges = [0, *accumulate(document.bytes for document in documents)]  # byte position before document i
-    cuts = [0]
-    for cut in range(1, parts):
-        first, last = cuts[-1] + 1, len(documents) - (parts - cut)
-        share = edges[-1] * cut
-        cuts.append(min(range(first, last + 1), key=lambda i: abs(edges[i] * parts - share)))
-    cuts.append(len(documents))
+    cuts = [0, *_cuts([0, *accumulate(sizes)], parts), len(sizes)]
     return [part for part in range(parts) for _ in range(cuts[part], cuts[part + 1])]
+
+
+def _cuts(edges: list[int], parts: int) -> Iterator[int]:
+    previous = 0
+    for cut in range(1, parts):
+        share = edges[-1] * cut / parts
+        first, last = previous + 1, len(edges) - 1 - (parts - cut)
+        after = min(max(bisect_left(edges, share), first), last)
+        before = max(after - 1, first)
+        previous = before if share - edges[before] <= edges[after] - share else after
+        yield previous

@@ -59,7 +59,7 @@ def train(
         if _is_finished(snapshots):
             log.info("finished before: publishing its snapshots")
         else:
-            stream.verify()
+            stream.verify(memory=state_folder.parent / "hashes" / f"{stream.sha256}.json")
             stream.check_validation(plan.validation_tokens)
             windows = _check_length(stream, plan, allow_epochs=allow_epochs)
             _run_to_the_end(name, identity, plan, execution, stream, windows, state_folder, report)
