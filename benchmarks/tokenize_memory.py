@@ -9,7 +9,6 @@ the same with little text.
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
@@ -17,12 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from attention_ablation.data.fetch_corpus import fetch_vocabulary
-from attention_ablation.data.index_corpus import index_corpus
-from attention_ablation.data.sources import FilesSource, open_corpus
-from attention_ablation.data.tokenize import tokenize_part
-from attention_ablation.data.tokenizer import load_tokenizer
-from attention_ablation.data.train_tokenizer import GPT2_SHA256, assemble_gpt2, train_bpe
+from attention_ablation.memory import return_large_blocks
 
 LIMIT_MEGABYTES = 600
 LIMIT_GROWTH = 1.1
@@ -39,6 +33,7 @@ def main() -> None:
     parser.add_argument("--child", nargs=3, metavar=("CORPUS", "TOKENIZER", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
+        return_large_blocks()  # as `ablation tokenize` does
         tokenize(*map(Path, options.child), kind=options.tokenizer)
         return
     for file_format in options.format:
@@ -60,6 +55,11 @@ def main() -> None:
 
 def peak_of(file_format: str, megabytes: int, document: int, kind: str) -> float:
     """Peak memory, in MB, of a process of its own that tokenises a corpus of this size."""
+    from attention_ablation.data.fetch_corpus import fetch_vocabulary
+    from attention_ablation.data.index_corpus import index_corpus
+    from attention_ablation.data.sources import FilesSource, open_corpus
+    from attention_ablation.data.train_tokenizer import GPT2_SHA256, assemble_gpt2, train_bpe
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         corpus = folder / f"corpus.{file_format}"
@@ -77,13 +77,17 @@ def peak_of(file_format: str, megabytes: int, document: int, kind: str) -> float
         # A child's peak starts at the size of the process it was forked from, so a small one is in between.
         command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, __file__, "--tokenizer", kind]
         command += ["--child", str(corpus), str(folder / "tokenizer.json"), str(folder)]
-        environment = os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"}  # as `ablation tokenize` sets it
-        return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def tokenize(corpus: Path, tokenizer: Path, folder: Path, kind: str) -> None:
     """One job, with the defaults of the study; prints its peak memory in MB."""
     import resource
+
+    from attention_ablation.data.index_corpus import index_corpus
+    from attention_ablation.data.sources import FilesSource, open_corpus
+    from attention_ablation.data.tokenize import tokenize_part
+    from attention_ablation.data.tokenizer import load_tokenizer
 
     opened = open_corpus(FilesSource((str(corpus),)), [])
     index_corpus(opened, order="listed", parts=1, output=folder / "index.json")

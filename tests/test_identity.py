@@ -2,6 +2,7 @@
 
 import ast
 import io
+import os
 import shutil
 import subprocess
 import sys
@@ -103,7 +104,11 @@ def test_digests_do_not_depend_on_the_hash_seed():
     )
     found = {
         subprocess.run(
-            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for seed in ("0", "1", "2")
     }

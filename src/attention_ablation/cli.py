@@ -7,7 +7,6 @@ there and refuses to write under the name of another. Steps are imported late: t
 import argparse
 import json
 import logging
-import os
 import sys
 import traceback
 from pathlib import Path
@@ -19,6 +18,7 @@ from attention_ablation import identity
 from attention_ablation.config import BpeTokenizer, FileTokenizer, Study, TokenShardsSource
 from attention_ablation.errors import UserError
 from attention_ablation.files import write_json
+from attention_ablation.memory import return_large_blocks
 from attention_ablation.progress import Progress
 from attention_ablation.study import load_study
 from attention_ablation.training.plan import ExecutionPlan
@@ -288,8 +288,7 @@ def _source(study: Study) -> Any:
 
 
 def _corpus(study: Study, options: argparse.Namespace) -> Any:
-    # Read when Arrow is loaded. Its own allocators keep what a long row of Parquet took: 100 MB more at the peak.
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    return_large_blocks()
     from attention_ablation.data.sources import open_corpus
 
     return open_corpus(_source(study), options.corpus)

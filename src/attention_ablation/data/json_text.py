@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 
-CHUNK_BYTES = 1_048_576
+CHUNK_BYTES = 1_048_576  # far over 14, the most that a cut is moved back
 
 # Possessive, or else the matcher keeps a way back for every escape.
 _TOKEN = re.compile(rb'"(?P<string>[^"\\]*+(?:\\.[^"\\]*+)*+)"|(?P<open>[{\[])|(?P<close>[}\]])|(?P<comma>,)', re.S)
@@ -50,7 +50,8 @@ def string_chunks(line: bytes, start: int, stop: int, errors: str) -> Iterator[s
     Raises ValueError (UnicodeDecodeError included, its `start` within `line`) where it is no JSON string.
     """
     while start < stop:
-        end = min(stop, start + CHUNK_BYTES)
+        # At least 32 bytes: a cut is moved back by up to 15 (a character and two escapes) and must leave some.
+        end = min(stop, start + max(CHUNK_BYTES, 32))
         if end < stop:
             end = _whole(line, start, end)
         try:
