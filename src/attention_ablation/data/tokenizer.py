@@ -7,6 +7,7 @@ exact count of bytes, and a text can be cut where no token can cross.
 
 import json
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -98,7 +99,8 @@ class JsonTokenizer:
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of each text."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        # An array of C integers in between: three times as fast as from the list itself.
+        return [np.frombuffer(array("I", encoding.ids), dtype=np.uint32) for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids."""
