@@ -193,6 +193,32 @@ def test_yaml_merge_keys_are_read(tmp_path):
     assert load_study([path]) == study()
 
 
+HUB = {"kind": "hugging_face", "repository": "o/r", "revision": "a" * 40, "files": ["x.parquet"]}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"path": "a$(touch b)"},
+        {"path": "../.."},
+        {"path": "a b"},
+        {"path": "a{b}"},
+        {"repository": "../.."},
+        {"repository": "o/$(x)"},
+        {"files": ["../x.parquet"]},
+        {"files": ["x{0..2}.parquet", "x1.parquet"]},
+    ],
+    ids=str,
+)
+def test_a_name_from_the_study_never_reaches_a_shell_or_leaves_its_folder(tmp_path, wrong):
+    tree = yaml.safe_load(CONFIG.read_text())
+    tree["data"]["source"] = HUB | wrong
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    with pytest.raises(UserError, match=f"data.source.hugging_face.{next(iter(wrong))}"):
+        load_study([path])
+
+
 def test_an_absent_file_is_told(tmp_path):
     with pytest.raises(UserError, match=r"nowhere\.yaml: No such file"):
         load_study([tmp_path / "nowhere.yaml"])

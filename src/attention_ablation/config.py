@@ -162,9 +162,9 @@ class HuggingFaceSource(Strict):
     """A Hugging Face dataset of Parquet files, downloaded file by file before anything reads it."""
 
     kind: Literal["hugging_face"]
-    repository: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$")] = Field(
-        description="owner/name of the dataset"
-    )
+    repository: Annotated[
+        str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*$")
+    ] = Field(description="owner/name of the dataset")
     revision: str = Field(description="commit of the dataset, 40 hex digits: a branch would change under the study")
     path: str = Field("", description="folder of the files within the dataset")
     files: Annotated[list[str], Field(min_length=1)] = Field(
@@ -185,8 +185,20 @@ class HuggingFaceSource(Strict):
     @classmethod
     def _files_are_plain(cls, value: list[str]) -> list[str]:
         for name in expand_ranges(value):
-            if not re.fullmatch(r"[A-Za-z0-9._/=-]+\.parquet", name) or ".." in name.split("/"):
+            if not re.fullmatch(r"[A-Za-z0-9._/=-]+\.parquet", name) or {"", ".", ".."} & set(name.split("/")):
                 raise ValueError(f"{name!r} is no name of a Parquet file within the dataset")
+        if len(set(expand_ranges(value))) < len(expand_ranges(value)):
+            raise ValueError("every file once")
+        return value
+
+    @field_validator("path")
+    @classmethod
+    def _path_is_plain(cls, value: str) -> str:
+        # It becomes a path of results/ and a word of a shell line.
+        if value and (
+            not re.fullmatch(r"[A-Za-z0-9._/=-]+", value) or {"", ".", ".."} & set(value.strip("/").split("/"))
+        ):
+            raise ValueError(f"{value!r} is no folder within the dataset")
         return value
 
     @property

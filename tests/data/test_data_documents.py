@@ -364,3 +364,28 @@ def test_no_space_left_is_told(tmp_path):
     ):
         raise OSError(28, "No space left on device")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("errors", ["strict", "replace"])
+def test_a_run_of_bytes_that_are_no_characters_ends(monkeypatch, errors):
+    monkeypatch.setattr(json_text, "CHUNK_BYTES", 64)
+    line = b'"' + b"a" * 100 + b"\x80" * 200 + b'"'
+    chunks = json_text.string_chunks(line, 1, len(line) - 1, errors)
+    if errors == "strict":
+        with pytest.raises(UnicodeDecodeError):
+            list(chunks)
+    else:
+        assert "".join(chunks) == "a" * 100 + "\ufffd" * 200
+
+
+@pytest.mark.parametrize("unit_bytes", [1, 3, 6, 12, 1000])
+def test_a_separator_at_the_edge_of_a_unit_loses_no_document(tmp_path, unit_bytes):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"aaaa\n---\r\nbbbb\n---\r\r\r\nmore\n---\ncccc\n")
+    size = path.stat().st_size
+    found = []
+    for start in range(0, size, unit_bytes):
+        stop = start + unit_bytes if start + unit_bytes < size else None
+        read = documents.read_separated_text(path, None, start, stop, separator="---", errors="strict")
+        found += ["".join(document.chunks) for document in read]
+    assert found == ["aaaa\n", "bbbb\n---\r\r\r\nmore\n", "cccc\n"]

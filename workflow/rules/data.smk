@@ -17,7 +17,7 @@ rule fetch_corpus:
     params:
         study=study_file,
     shell:
-        "ablation fetch-corpus --configfile {params.study} --file {wildcards.file} --output {output} 2> {log}"
+        "ablation fetch-corpus --configfile {params.study} --file {wildcards.file:q} --output {output:q} 2> {log}"
 
 
 rule fetch_vocabulary:

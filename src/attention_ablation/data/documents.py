@@ -193,7 +193,7 @@ def read_separated_text(
     open_at: int | None = 0 if start == 0 else None  # where the document at hand began, if it is this range's
     lines: list[bytes] = []
     for offset, line in _lines(path, compression, begin, None):
-        if line.rstrip(b"\r\n") == mark:
+        if line.removesuffix(b"\n").removesuffix(b"\r") == mark:
             if open_at is not None and lines:
                 yield _joined(path, open_at, lines, errors)
             following = offset + len(line)

@@ -67,8 +67,9 @@ def string_chunks(line: bytes, start: int, stop: int, errors: str) -> Iterator[s
 
 def _whole(line: bytes, start: int, end: int) -> int:
     """`end` moved back out of an escape, a pair of escaped surrogates, or a character."""
-    while end > start and line[end] & 0xC0 == 0x80:
-        end -= 1
+    for _ in range(3):  # a character has at most three more bytes; a longer run of them is no UTF-8, and told later
+        if line[end] & 0xC0 == 0x80:
+            end -= 1
     tail = max(start, end - 12)
     while True:
         cut = _ESCAPE_AT_END.search(line, tail, end)

@@ -213,5 +213,8 @@ def _check(inputs: list[Tensor]) -> None:
             f"latent attention in Triton: found {[str(x.dtype) for x in inputs]}, expected one type for all of "
             f"{', '.join(map(str, DTYPES))}"
         )
+    if q_nope.dtype == torch.bfloat16 and q_nope.device.type == "cpu":
+        # Triton 3.7's interpreter computes bfloat16 dots wrongly without a word: 8e8 where -2 was right.
+        raise UserError("latent attention in Triton's interpreter: bfloat16 is wrong there, ask for float32 or sdpa")
     if max(Dn, Dr) > LARGEST_HEAD_DIM:
         raise UserError(f"latent attention in Triton: found head dims {Dn} and {Dr}, 128 is the largest")
