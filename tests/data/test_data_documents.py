@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_ablation.data import documents, json_text, sources
+from attention_ablation.data import documents, json_text, sources, tokenize
 from attention_ablation.data.documents import read_json_lines, read_separated_text
-from attention_ablation.data.index_corpus import index_corpus, read_index
+from attention_ablation.data.index_corpus import IndexedUnit, index_corpus, read_index
 from attention_ablation.data.sources import FilesSource, open_corpus
 from attention_ablation.data.stream import TokenStream
 from attention_ablation.data.token_files import TokenFileWriter
@@ -389,3 +389,14 @@ def test_a_separator_at_the_edge_of_a_unit_loses_no_document(tmp_path, unit_byte
         read = documents.read_separated_text(path, None, start, stop, separator="---", errors="strict")
         found += ["".join(document.chunks) for document in read]
     assert found == ["aaaa\n", "bbbb\n---\r\r\r\nmore\n", "cccc\n"]
+
+
+def test_a_batch_of_empty_documents_is_bounded(tmp_path, tokenizer_file):
+    write_jsonl(tmp_path / "a.jsonl", [""] * 1000)
+    source = FilesSource((str(tmp_path / "a.jsonl"),), "text", None, "strict")
+    corpus = open_corpus(source, [])
+    units = [IndexedUnit(unit, 0) for unit in corpus.units()]
+    counts = tokenize.Counts()
+    batches = list(tokenize._batches(corpus, load_tokenizer(tokenizer_file, "bpe"), units, counts, 2000, None))
+    assert counts.documents == sum(map(len, batches)) == 1000
+    assert max(map(len, batches)) <= 2000 // tokenize.PIECE_BYTES

@@ -171,3 +171,9 @@ def test_inputs_that_the_kernels_do_not_take_are_computed_wrongly(change, messag
 def test_heads_that_no_tile_holds_are_computed_wrongly(interpreter):
     with pytest.raises(UserError, match="128 is the largest"):
         triton(*random_inputs(1, 1, 2, 1, 130, 4), softmax_scale=1.0)
+
+
+def test_bfloat16_which_the_interpreter_gets_wrong_is_computed_all_the_same(interpreter):
+    inputs = random_inputs(1, 1, 4, 1, 16, 16, torch.bfloat16)
+    with pytest.raises(UserError, match="bfloat16 is wrong there"):
+        triton(*inputs, softmax_scale=1.0)
