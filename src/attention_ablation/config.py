@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
@@ -443,9 +443,28 @@ class Execution(Strict):
     """How runs are executed here. Never part of an identity; what was used is written beside each run."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA where there is a GPU")
-    threads: Count = Field(1, description="CPU threads a run; as many runs at once as fit the cores")
+    processes: Count = Field(1, description="processes a run, one a GPU; each takes an equal share of every batch")
+    nodes: Count = Field(1, description="hosts that the processes are spread over, inside a Slurm job of that size")
+    launcher: Literal["auto", "torchrun", "srun"] = Field(
+        "auto", description="of several processes; auto: srun for several nodes, torchrun for one"
+    )
+    threads: Count = Field(1, description="CPU threads a process; as many runs at once as fit the cores")
     micro_batch: Literal["auto"] | Count = Field(
-        "auto", description="sequences a forward pass; auto: as many as 4,096 tokens hold"
+        "auto", description="sequences a forward pass of a process; auto: as many as 4,096 tokens hold"
+    )
+    zero_stage: Annotated[int, BeforeValidator(_number), Field(ge=0, le=3)] = Field(
+        0, description="DeepSpeed's ZeRO: what processes share out; 1 optimiser state, 2 gradients too, 3 weights too"
+    )
+    offload_optimizer: bool = Field(False, description="optimiser state in the host's memory; from ZeRO stage 1 on")
+    activation_checkpointing: bool = Field(
+        False, description="keep only each block's input and compute the rest again: less memory, a third more FLOP"
+    )
+    compile: bool = Field(False, description="torch.compile; costs 20 to 60 s a start and pays in long runs")
+    deterministic: bool = Field(
+        False, description="PyTorch's deterministic algorithms only: two runs on one kind of GPU are bit-equal"
+    )
+    collective_minutes: Positive = Field(
+        30, description="processes wait so long for one another; then they take the slowest for lost and stop"
     )
     attention: Literal["auto", "triton", "sdpa", "reference"] = Field(
         "auto", description="the attention path; the log says which one was taken and why"
@@ -455,6 +474,9 @@ class Execution(Strict):
     )
     autosave_minutes: Positive = Field(5, description="between two autosaves")
     autosave_steps: Natural = Field(0, description="between two autosaves, in steps as well; 0: by time alone")
+    validation_sequences: Natural = Field(
+        16, description="first windows of the validation split, scored at each checkpoint for the metrics; 0: none"
+    )
     tokenize_threads: Count = Field(
         1, description="CPU threads a tokenising job; as many jobs at once as fit the cores"
     )
@@ -463,6 +485,20 @@ class Execution(Strict):
         description="text that a thread tokenises at once; a job's memory is about 150 MB, 100 times this a thread "
         "(bpe and file; 10 times for gpt2), and what the longest line or row takes to read",
     )
+
+    @model_validator(mode="after")
+    def _combination_works(self) -> Self:
+        if self.offload_optimizer and self.zero_stage == 0:
+            raise ValueError("offload_optimizer wants zero_stage 1, 2 or 3: at stage 0 DeepSpeed offloads nothing")
+        if self.compile and self.zero_stage == 3:
+            raise ValueError(
+                "compile wants zero_stage 0, 1 or 2: at stage 3 torch.compile meets weights that are not there"
+            )
+        if self.processes % self.nodes:
+            raise ValueError(f"processes {self.processes} cannot be spread evenly over nodes {self.nodes}")
+        if self.launcher == "torchrun" and self.nodes > 1:
+            raise ValueError(f"launcher torchrun starts processes on one host, nodes is {self.nodes}: ask for srun")
+        return self
 
 
 class Evaluation(Strict):

@@ -15,6 +15,7 @@ from attention_ablation.config import (
     NAME,
     BpeTokenizer,
     Comparison,
+    Execution,
     Study,
     TokenShardsSource,
     nearest,
@@ -159,9 +160,7 @@ def _problems_of_settings(study: Study, arm: str) -> Iterator[str]:
         yield f"training.checkpoints.even: {training.checkpoints.even} checkpoints, but only {training.steps} steps"
     if training.warmup_steps >= training.steps:
         yield f"training.warmup_fraction: {training.warmup_fraction} leaves no step after the warm-up"
-    micro_batch, sequences = study.execution.micro_batch, training.batch_tokens // model.context
-    if micro_batch != "auto" and sequences % micro_batch:
-        yield f"execution.micro_batch: {micro_batch} does not divide the batch of {sequences} sequences"
+    yield from _problems_of_the_split(study.execution, training.batch_tokens // model.context)
     used = study.data.validation_tokens if study.evaluation.tokens == "all" else study.evaluation.tokens
     if used > study.data.validation_tokens:
         yield f"evaluation.tokens: {used} is over data.validation_tokens {study.data.validation_tokens}"
@@ -172,6 +171,20 @@ def _problems_of_settings(study: Study, arm: str) -> Iterator[str]:
             f"statistics.blocks asks for {study.statistics.blocks} blocks of at least one; "
             f"use {study.statistics.blocks * model.context} tokens or more"
         )
+
+
+def _problems_of_the_split(execution: Execution, sequences: int) -> Iterator[str]:
+    """Whether a batch of `sequences` can be shared out among processes and micro-batches."""
+    processes, micro_batch = execution.processes, execution.micro_batch
+    if sequences % processes:
+        valid = ", ".join(str(n) for n in range(1, min(sequences, 64) + 1) if sequences % n == 0)
+        yield (
+            f"execution.processes: {processes} do not divide the batch of {sequences} sequences "
+            f"(training.batch_tokens / model.context); valid are {valid}"
+        )
+    elif micro_batch != "auto" and sequences // processes % micro_batch:
+        share = "" if processes == 1 else f", {sequences // processes} a process,"
+        yield f"execution.micro_batch: {micro_batch} does not divide the batch of {sequences} sequences{share}"
 
 
 def _problems_of_comparison(study: Study, comparison: Comparison) -> Iterator[str]:

@@ -6,6 +6,7 @@ Shapes: B batch, T tokens, V vocabulary, d width.
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from attention_ablation.kernels.latent_attention import require_implementation
 from attention_ablation.model.attention import LatentAttention, ScalingTensors
@@ -43,6 +44,7 @@ class LanguageModel(nn.Module):
         """`attention` is an implementation that `choose_implementation` returned; UserError for any other."""
         super().__init__()
         require_implementation(attention)
+        self.activation_checkpointing = False  # keep a block's input alone and compute it again in the backward pass
         self.config = config
         self.scaling = scaling
         self.embedding = Embedding(config.vocabulary_size, config.width)
@@ -64,5 +66,9 @@ class LanguageModel(nn.Module):
         scaling = ScalingTensors(self.alpha_query, self.alpha_key_value, self.alpha_output)
         x = self.embedding(tokens)
         for block in self.blocks:
-            x = block(x, rotation, scaling)
+            if self.activation_checkpointing and self.training:
+                # Nothing random runs in a block, so no generator's state has to be kept.
+                x = checkpoint(block, x, rotation, scaling, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(x, rotation, scaling)
         return self.norm(x)

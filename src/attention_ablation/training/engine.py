@@ -1,11 +1,12 @@
-"""The DeepSpeed engine of one run.
+"""The DeepSpeed engine of one run: its share of a batch in one process, one optimiser update over all of them.
 
-One process needs no launcher, no MPI and no port: the process group lives in a `HashStore` of its own memory, so
-any number of runs start side by side on one host.
+The process group stands already (`world.py`). Weights and moments are read and set by parameter name, so what is
+saved belongs to no ZeRO stage and to no number of processes.
 """
 
 import logging
 import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,61 +15,71 @@ from torch import Tensor
 from attention_ablation.errors import UserError
 from attention_ablation.model.loss import NextTokenLoss
 from attention_ablation.model.transformer import LanguageModel
+from attention_ablation.training.execution import Resolved
 from attention_ablation.training.plan import TrainingPlan
 from attention_ablation.training.schedule import learning_rate_at
+from attention_ablation.training.world import World
+
+MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's, by PyTorch's names
 
 
 class Engine:
     """A model under training: one `step` is one optimiser update over a whole global batch."""
 
-    def __init__(
-        self, model: LanguageModel, plan: TrainingPlan, *, device: str, micro_batch: int, loss: str = "logits"
-    ) -> None:
-        """`loss` is an implementation that `choose_loss` returned."""
-        deepspeed = _import_deepspeed(device)
+    def __init__(self, model: LanguageModel, plan: TrainingPlan, resolved: Resolved, world: World) -> None:
+        """`model` has its weights, on the CPU; it is moved to the device and from then on is the engine's."""
+        deepspeed = _import_deepspeed(resolved.device)
         self.plan = plan
-        self.device = device
-        self.micro_batch = micro_batch
         self.steps_done = 0
+        self._world = world
+        self._device = resolved.device
+        self._micro_batch = resolved.micro_batch
+        self._zero_stage = resolved.zero_stage
+        self._zero = deepspeed.zero
+        self._utilities = deepspeed.utils
+        model.activation_checkpointing = resolved.activation_checkpointing
+        model.to(resolved.device)
         # The paper decays every parameter, norm weights included: one group.
-        optimizer = torch.optim.AdamW(
+        self._optimizer = torch.optim.AdamW(
             model.parameters(),
-            lr=plan.learning_rate,
+            lr=0.0,  # set anew for each step
             betas=plan.betas,
             eps=plan.epsilon,
             weight_decay=plan.weight_decay,
             fused=True,
         )
-        scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: learning_rate_at(step, plan) / plan.learning_rate
-        )
+        module = NextTokenLoss(model, implementation=resolved.loss)
+        if resolved.compile:
+            module.compile()
+        self.config = deepspeed_config(plan, resolved)
         self._engine, *_ = deepspeed.initialize(
-            model=NextTokenLoss(model, implementation=loss),
-            optimizer=optimizer,
-            lr_scheduler=scheduler,
-            config=deepspeed_config(plan, micro_batch=micro_batch),
-            dist_init_required=False,
+            model=module, optimizer=self._optimizer, config=self.config, dist_init_required=False
         )
 
     def step(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor | float]:
-        """One AdamW update on `inputs`, `targets` (sequences, T) int64, in micro-batches.
+        """One AdamW update; `inputs`, `targets` (sequences, T) int64 are this process's share of the batch.
 
-        Returns the batch's mean loss (nats a token) and the gradient's global norm before clipping, as tensors
+        Returns the share's mean loss (nats a token) and the whole batch's gradient norm before clipping, as tensors
         on the device (reading them waits for it), and the learning rate of the update.
         """
+        learning_rate = learning_rate_at(self.steps_done, self.plan)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
         losses = []
-        learning_rate = float(self._engine.get_lr()[0])
         gradient_norm: Tensor | None = None
-        for x, y in zip(inputs.split(self.micro_batch), targets.split(self.micro_batch), strict=True):
-            loss = self._engine(x.to(self.device), y.to(self.device))
+        for x, y in zip(inputs.split(self._micro_batch), targets.split(self._micro_batch), strict=True):
+            loss = self._engine(x.to(self._device), y.to(self._device))
             self._engine.backward(loss)
             losses.append(loss.detach())
-            if self._engine.is_gradient_accumulation_boundary():
+            if self._zero_stage == 0 and self._engine.is_gradient_accumulation_boundary():
                 # DeepSpeed clips at stage 0 without telling the norm.
                 gradient_norm = torch.nn.utils.get_total_norm(
                     [p.grad for p in self._engine.module.parameters() if p.grad is not None]
                 )
             self._engine.step()
+        if self._zero_stage > 0:
+            norm = self._engine.get_global_grad_norm()
+            gradient_norm = torch.as_tensor(norm, dtype=torch.float32, device=losses[0].device)
         self.steps_done += 1
         assert gradient_norm is not None
         return {
@@ -77,31 +88,76 @@ class Engine:
             "learning_rate": learning_rate,
         }
 
+    @torch.no_grad()
+    def loss_of(self, inputs: Tensor, targets: Tensor) -> float:
+        """Mean loss (nats a token) of `inputs`, `targets` (sequences, T) int64, without training on them."""
+        self._engine.eval()
+        try:
+            batches = zip(inputs.split(self._micro_batch), targets.split(self._micro_batch), strict=True)
+            losses = [
+                self._engine(x.to(self._device), y.to(self._device)).double() * len(x) for x, y in batches
+            ]
+        finally:
+            self._engine.train()
+        return float(torch.stack(losses).sum() / len(inputs))
+
     def weights(self) -> dict[str, Tensor]:
-        """The float32 weights by name, the tied embedding once."""
-        return {name: parameter.detach() for name, parameter in self._engine.module.model.named_parameters()}
+        """The float32 weights by name, the tied embedding once; at stage 3 copies on the CPU. All processes call."""
+        if self._zero_stage < 3:
+            return {name: parameter.detach() for name, parameter in self._parameters()}
+        found = {}
+        for name, parameter in self._parameters():
+            with self._zero.GatheredParameters(parameter):
+                found[name] = parameter.detach().to("cpu", copy=True)
+        return found
 
-    def save(self, folder: str, tag: str) -> None:
-        """Write weights, optimiser and schedule to `folder`/`tag`."""
-        # Without DeepSpeed's `latest` file: it is neither synced nor replaced atomically.
-        self._engine.save_checkpoint(folder, tag=tag, client_state={"steps_done": self.steps_done}, save_latest=False)
+    def moments(self, moment: str) -> dict[str, Tensor]:
+        """One of MOMENTS of every parameter, by name, in float32. All processes call."""
+        if self._zero_stage == 0:
+            return {name: self._optimizer.state[parameter][moment] for name, parameter in self._parameters()}
+        return {
+            name: self._utilities.safe_get_full_optimizer_state(parameter, moment).to("cpu")
+            for name, parameter in self._parameters()
+        }
 
-    def load(self, folder: str, tag: str) -> None:
-        """Continue from `folder`/`tag`."""
-        path, client = self._engine.load_checkpoint(folder, tag=tag)
-        if path is None:
-            raise RuntimeError(f"DeepSpeed found no checkpoint {tag} in {folder}")
-        self.steps_done = client["steps_done"]
+    def restore(self, steps_done: int, moments: Callable[[str, str], Tensor]) -> None:
+        """Go on after `steps_done` updates; `moments(moment, name)` is a saved one. The weights are in already."""
+        for group in self._optimizer.param_groups:
+            for flat in group["params"]:
+                # What AdamW would make at its first step, for a parameter or for this process's share of many.
+                self._optimizer.state[flat] = {
+                    "step": torch.tensor(float(steps_done), device=flat.device),
+                    **{moment: torch.zeros_like(flat, requires_grad=False) for moment in MOMENTS},
+                }
+        if self._zero_stage in (1, 2):
+            self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+        for moment in MOMENTS:
+            for name, parameter in self._parameters():
+                value = moments(moment, name)
+                if self._zero_stage == 0:
+                    self._optimizer.state[parameter][moment].copy_(value)
+                else:
+                    self._utilities.safe_set_full_optimizer_state(parameter, value.to(self._device), moment)
+        self.steps_done = steps_done
+
+    def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        return self._engine.module.model.named_parameters()
 
 
-def deepspeed_config(plan: TrainingPlan, *, micro_batch: int) -> dict[str, Any]:
-    """DeepSpeed's configuration of a run in one process."""
+def deepspeed_config(plan: TrainingPlan, resolved: Resolved) -> dict[str, Any]:
+    """DeepSpeed's configuration of a run."""
+    share = plan.sequences // resolved.processes
+    zero: dict[str, Any] = {"stage": resolved.zero_stage}
+    if resolved.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": resolved.device == "cuda"}
     config: dict[str, Any] = {
         "train_batch_size": plan.sequences,
-        "train_micro_batch_size_per_gpu": micro_batch,
-        "gradient_accumulation_steps": plan.sequences // micro_batch,
+        "train_micro_batch_size_per_gpu": resolved.micro_batch,
+        "gradient_accumulation_steps": share // resolved.micro_batch,
         "gradient_clipping": plan.gradient_clip,
-        "zero_optimization": {"stage": 0},
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,  # PyTorch's AdamW: DeepSpeed's own compiles an extension
+        "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**31,
         "wall_clock_breakdown": False,
     }
@@ -111,18 +167,17 @@ def deepspeed_config(plan: TrainingPlan, *, micro_batch: int) -> dict[str, Any]:
     return config
 
 
-def choose_device(requested: str) -> str:
-    """`cpu` or `cuda`; `auto` takes a GPU where there is one."""
-    if requested == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if requested == "cuda" and not torch.cuda.is_available():
-        raise UserError("execution.device: cuda was asked for, torch sees no GPU here; ask for auto or cpu")
-    return requested
+def choose_gpu(world: World) -> None:
+    """Take this process's GPU; UserError, with both numbers, where its host shows fewer than it has processes."""
+    visible = torch.cuda.device_count()
+    if visible < world.local_size:
+        raise UserError(
+            f"execution.processes: {world.local_size} processes on this host want a GPU each, {visible} are visible"
+        )
+    torch.cuda.set_device(world.local_rank)
 
 
 def _import_deepspeed(device: str) -> Any:
-    """Import DeepSpeed for one process on `device` and start the process group that it wants."""
-    os.environ.setdefault("LOCAL_RANK", "0")
     os.environ["DS_ACCELERATOR"] = device
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     import deepspeed
@@ -132,8 +187,4 @@ def _import_deepspeed(device: str) -> Any:
         # Else the first start compiles a shared-memory extension: 68 s, and a compiler that may be absent.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group(
-            "nccl" if device == "cuda" else "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
-        )
     return deepspeed

@@ -26,7 +26,7 @@ class TrainingPlan:
 
     @property
     def sequences(self) -> int:
-        """Sequences a step."""
+        """Sequences a step, over all processes."""
         return self.batch_tokens // self.context
 
 
@@ -35,9 +35,17 @@ class ExecutionPlan:
     """How the run is executed here; never part of its identity, written beside its results."""
 
     device: Literal["auto", "cpu", "cuda"]
-    threads: int
-    micro_batch: int | Literal["auto"]  # sequences a forward pass
+    processes: int
+    threads: int  # of the CPU, a process
+    micro_batch: int | Literal["auto"]  # sequences a forward pass of a process
+    zero_stage: int
+    offload_optimizer: bool
+    activation_checkpointing: bool
+    compile: bool
+    deterministic: bool
     attention: str
     loss: str
+    collective_minutes: float  # that processes wait for one another
     autosave_minutes: float
     autosave_steps: int  # 0: by time alone
+    validation_sequences: int  # scored at each checkpoint; 0: none

@@ -13,12 +13,13 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from attention_ablation.errors import UserError
 from attention_ablation.files import fsync, sha256_of, write_json
 
 MANIFEST = "manifest.json"
+FAILURE = "failed.json"  # why the run failed by its own nature
 SNAPSHOTS = "snapshots"  # folder of the finished ones
 RECORD = "snapshots.json"  # beside it: what each was when it was saved
 KEPT_AUTOSAVES = 2
@@ -28,20 +29,32 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a run's lock. A job whose Snakemake was killed lives on: the next one waits for it and says so."""
+    """Hold a run's lock. A job whose Snakemake was killed lives on: the next one waits for it and says so.
+
+    The kernel drops the lock with its process, however that ends; a name found in a lock that nobody holds is that
+    of a process which was killed, and is said.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
-            log.warning("waiting: %s is at work on this run", file.read().strip() or "another process")
+            log.warning("waiting: %s is at work on this run", _owner(file) or "another process")
             fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        file.truncate()
+        if left := _owner(file):
+            log.warning("%s had this run and was killed: going on from what it saved", left)
+        file.truncate(0)
         file.write(f"process {os.getpid()} on {os.uname().nodename}")
         file.flush()
-        yield
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def _owner(file: TextIO) -> str:
+    file.seek(0)
+    return file.read().strip()
 
 
 def keep_only_if_of(folder: Path, identity: dict[str, Any], stream_sha256: str) -> None:
@@ -55,7 +68,7 @@ def keep_only_if_of(folder: Path, identity: dict[str, Any], stream_sha256: str) 
     if found == wanted:
         return
     if found is not None:
-        same_run = found.get("run") == identity
+        same_run = isinstance(found, dict) and found.get("run") == identity
         if same_run and (folder / SNAPSHOTS / MANIFEST).exists():
             raise UserError(
                 f"{folder}: the finished run was trained on token stream {found.get('stream')}, but the data of the "
@@ -66,12 +79,30 @@ def keep_only_if_of(folder: Path, identity: dict[str, Any], stream_sha256: str) 
         )
     elif record.exists():
         log.warning("%s is damaged: the state is discarded", record)
+    elif autosaves(folder) or (folder / SNAPSHOTS).exists():
+        log.warning("%s is missing: the state beside it is discarded", record)
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name not in ("lock", "train.log"):
+        elif path.name != "lock" and not path.name.startswith("train.log"):
             path.unlink()
     write_json(record, wanted)
+
+
+# --- failures by the run's own nature ---------------------------------------------------------------------------
+
+
+def record_failure(folder: Path, error: str) -> None:
+    """Remember that the run fails by its own nature, so that a retry does not burn the hours again."""
+    write_json(folder / FAILURE, {"error": error})
+
+
+def check_not_failed(folder: Path) -> None:
+    """Raise the recorded failure again, as it was told the first time."""
+    if (folder / FAILURE).exists():
+        found = read_json(folder / FAILURE)
+        error = found.get("error") if isinstance(found, dict) else None
+        raise UserError(str(error or f"{folder / FAILURE}: the run failed before"))
 
 
 def read_json(path: Path) -> Any:
@@ -149,16 +180,26 @@ def newest_whole_autosave(folder: Path, missing_up_to: Callable[[int], str | Non
     return None
 
 
+def begin_autosave(folder: Path, step: int) -> Path:
+    """An empty folder to write an autosave of `step` to."""
+    path = folder / "autosave" / f"step-{step}"
+    if path.exists():
+        remove_autosave(path)
+    path.mkdir(parents=True)
+    return path
+
+
+def finish_autosave(folder: Path, path: Path) -> None:
+    """Make what was written to `path` an autosave, and keep the newest two."""
+    write_manifest(path, [facts_of(file) for file in sorted(path.iterdir())])
+    for old in autosaves(folder)[KEPT_AUTOSAVES:]:
+        remove_autosave(old)
+
+
 def remove_autosave(path: Path) -> None:
     """Remove an autosave, its manifest first, so that half a folder is never taken for a whole one."""
     (path / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path)
-
-
-def drop_old_autosaves(folder: Path) -> None:
-    """Keep the newest two."""
-    for path in autosaves(folder)[KEPT_AUTOSAVES:]:
-        remove_autosave(path)
 
 
 # --- snapshots ------------------------------------------------------------------------------------------------
