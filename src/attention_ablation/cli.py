@@ -7,22 +7,29 @@ there and refuses to write under the name of another. Steps are imported late: t
 import argparse
 import json
 import logging
+import os
 import sys
 import traceback
+from dataclasses import fields
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from attention_ablation import identity
+from attention_ablation import identity, workflow
 from attention_ablation.config import BpeTokenizer, FileTokenizer, Study, TokenShardsSource
 from attention_ablation.errors import UserError
 from attention_ablation.files import write_json
 from attention_ablation.memory import return_large_blocks
 from attention_ablation.progress import Progress
 from attention_ablation.study import load_study
+from attention_ablation.training.launch import command_of, launch, tell_launcher
 from attention_ablation.training.plan import ExecutionPlan
+from attention_ablation.training.stop import Stopped
 from attention_ablation.workflow import STATE
+
+LOG_BYTES = 10_000_000  # of a run's own log; one older one is kept
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,13 +45,19 @@ def main(arguments: list[str] | None = None) -> int:
         if not sys.stderr.isatty():
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
+        tell_launcher(str(error))
         return 1
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return stopped.exit_code
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
         traceback.print_exc()
-        print(f"error: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        line = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        print(f"error: {line}", file=sys.stderr)
+        tell_launcher(line)
         return 1
     return 0
 
@@ -333,26 +346,55 @@ def _train(study: Study, options: argparse.Namespace) -> None:
             f"training.code: {study.training.code} is an older code, which cannot train {options.run} any more; "
             "check that version out, or set training.code: current"
         )
-    state_folder = STATE / options.run
-    state_folder.mkdir(parents=True, exist_ok=True)
-    # Snakemake removes the rule's log before each attempt: this one keeps them all.
-    handler = logging.FileHandler(state_folder / "train.log")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    logging.getLogger().addHandler(handler)
-    from attention_ablation.training.train import train
+    from attention_ablation.training.train import Hooks, train
+    from attention_ablation.training.world import world_of
 
     execution = study.execution
+    world = world_of(os.environ, processes=execution.processes)
+    if world is None:
+        arguments = ["train", "--configfile", workflow.store_study(study)]
+        for flag in ("run", "dataset", "output"):
+            arguments += [f"--{flag}", str(getattr(options, flag))]
+        code = launch(
+            command_of(arguments),
+            processes=execution.processes,
+            nodes=execution.nodes,
+            launcher=execution.launcher,
+            threads=execution.threads,
+        )
+        sys.exit(code)
+    if execution.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS's own condition, before CUDA starts
+    state_folder = STATE / options.run
+    if world.is_first:
+        _keep_log(state_folder)
+    else:
+        logging.getLogger().setLevel(logging.WARNING)  # all say the same
+
     progress = Progress(options.run.rpartition("-")[0], "steps")
+
+    def report(rows: list[dict[str, Any]], steps: int) -> None:
+        progress.update(rows[-1]["step"], steps, rows[-1]["loss"])
+
     train(
         options.run,
         run_identity,
-        ExecutionPlan(**execution.model_dump(exclude={"tokenize_threads", "tokenize_batch_bytes"})),
+        ExecutionPlan(**{field.name: getattr(execution, field.name) for field in fields(ExecutionPlan)}),
+        Hooks(report=report, peak_tokens_per_second=lambda device, precision: 1.0),
+        world=world,
         dataset=options.dataset,
         allow_epochs=study.settings_of(run_identity["arm"])[1].epochs == "allow",
         state_folder=state_folder,
         output=options.output,
-        report=progress.update,
     )
+
+
+def _keep_log(folder: Path) -> None:
+    """Log to the run's own file as well: Snakemake removes the rule's log before each attempt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = RotatingFileHandler(folder / "train.log", maxBytes=LOG_BYTES, backupCount=1)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logging.getLogger().addHandler(handler)
 
 
 def _evaluate(study: Study, options: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ from attention_ablation.evaluation_schema import EVALUATION_SCHEMA, write_evalua
 from attention_ablation.files import write_json
 from attention_ablation.kernels.latent_attention import choose_implementation
 from attention_ablation.model.snapshots import load_snapshot
-from attention_ablation.training.engine import choose_device
+from attention_ablation.training.execution import choose_device
 from attention_ablation.training.state import read_json, read_manifest
 
 log = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from attention_ablation import identity
 from attention_ablation.config import Gpt2Tokenizer, HuggingFaceSource, Study, WheelSource
 from attention_ablation.errors import UserError
 from attention_ablation.files import write_text
+from attention_ablation.training.stop import SNAKEMAKE
 
 STATE = Path("results/.state")
 
@@ -52,15 +53,20 @@ def parts_of(study: Study, dataset: str) -> int:
 
 
 def run_environment() -> None:
-    """Put this Python's own `bin` first, so that the rules' `ablation` is this environment's."""
+    """Put this Python's own `bin` first, so that the rules' `ablation` is this environment's, and name this process.
+
+    Trainings watch it: their Snakemake may be killed.
+    """
+    os.environ[SNAKEMAKE] = f"{os.uname().nodename} {os.getpid()}"
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
 def gpus_a_run(study: Study) -> int:
-    """GPUs that one training asks of Snakemake; the profile hands out at most one at a time."""
+    """GPUs that one training asks of Snakemake: one a process."""
     if study.execution.device == "cpu":
         return 0
-    return int(study.execution.device == "cuda" or any(Path("/dev").glob("nvidia[0-9]*")))
+    execution = study.execution
+    return execution.processes * int(execution.device == "cuda" or any(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def fetched_files(study: Study) -> list[str]:

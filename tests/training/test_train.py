@@ -8,23 +8,27 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from training.test_engine_parity import plan_of
+import torch
 
+from attention_ablation.data.stream import TokenStream
 from attention_ablation.data.token_files import TokenFileWriter
 from attention_ablation.errors import UserError
 from attention_ablation.files import sha256_of
 from attention_ablation.model.snapshots import load_snapshot
+from attention_ablation.training.execution import choose_micro_batch
 from attention_ablation.training.plan import ExecutionPlan
-from attention_ablation.training.train import choose_micro_batch, train
-from parity.fixtures import load_fixture
+from attention_ablation.training.train import Hooks, train
+from attention_ablation.training.world import ALONE
 
 MODEL = {
     "vocabulary_size": 64, "layers": 1, "width": 16, "heads": 2, "nope_dim": 8, "rope_dim": 4, "query_rank": 8,
     "kv_rank": 8, "groups": 2, "branches": 2, "mlp_width": 24,
 }  # fmt: skip
 EXECUTION = ExecutionPlan(
-    device="cpu", threads=1, micro_batch="auto", attention="auto", loss="auto", autosave_minutes=60, autosave_steps=3
-)
+    device="cpu", processes=1, threads=1, micro_batch="auto", zero_stage=0, offload_optimizer=False,
+    activation_checkpointing=False, compile=False, deterministic=False, attention="auto", loss="auto",
+    collective_minutes=1, autosave_minutes=60, autosave_steps=3, validation_sequences=2,
+)  # fmt: skip
 
 
 def identity_of(**training) -> dict:
@@ -63,10 +67,11 @@ def write_dataset(folder, *, tokens: int):
     return path
 
 
-def run(folder, dataset, identity=None, report=lambda *_: None, execution=EXECUTION, **options) -> None:
+def run(folder, dataset, identity=None, report=lambda *_: None, execution=EXECUTION) -> None:
+    hooks = Hooks(report=report, peak_tokens_per_second=lambda device, precision: 1e9)
     train(
-        "a.b.seed0-0", identity or identity_of(), execution, dataset=dataset, allow_epochs=False,
-        state_folder=folder / "state", output=folder / "run", report=report, **options,
+        "a.b.seed0-0", identity or identity_of(), execution, hooks, world=ALONE, dataset=dataset, allow_epochs=False,
+        state_folder=folder / "state", output=folder / "run", environment={},
     )  # fmt: skip
 
 
@@ -79,8 +84,8 @@ class KilledError(Exception):
 
 
 def killed_at(step: int):
-    def report(done, total, loss):
-        if done == step:
+    def report(rows, steps):
+        if rows[-1]["step"] == step:
             raise KilledError
 
     return report
@@ -111,7 +116,8 @@ def test_a_training_that_was_cut_continues_bit_equal(tmp_path, dataset, step, ca
         for name in ("cut", "unbroken")
     ]
     for row in (*rows[0], *rows[1]):
-        del row["tokens_per_second"]
+        for measured in ("tokens_per_second", "model_flop_utilisation", "memory_bytes"):
+            del row[measured]
     assert rows[0] == rows[1]
     assert [row["step"] for row in rows[0]] == list(range(1, 11))
 
@@ -170,15 +176,56 @@ def test_an_unfinished_state_that_was_damaged_ends_bit_equal(tmp_path, dataset, 
     assert [json.loads(row)["step"] for row in rows] == list(range(1, 11))
 
 
-def test_a_resumed_run_keeps_the_execution_that_it_began_with(tmp_path, dataset, caplog):
-    run(tmp_path / "unbroken", dataset)
+def test_a_resumed_run_keeps_what_was_left_to_auto(tmp_path, dataset, caplog):
+    begun = replace(EXECUTION, attention="reference", micro_batch=1)
+    run(tmp_path / "unbroken", dataset, execution=begun)
     with pytest.raises(KilledError):
-        run(tmp_path / "cut", dataset, report=killed_at(9))
-    other = replace(EXECUTION, micro_batch=1, attention="reference")
-    run(tmp_path / "cut", dataset, execution=other)
-    assert "execution.micro_batch: going on with 2, as the run began, not with 1" in caplog.text
+        run(tmp_path / "cut", dataset, report=killed_at(9), execution=begun)
+    run(tmp_path / "cut", dataset)
     assert weights(tmp_path / "cut") == weights(tmp_path / "unbroken")
-    assert json.loads((tmp_path / "cut" / "run" / "run.json").read_text())["execution"]["attention"] == "sdpa"
+    sidecar = json.loads((tmp_path / "cut" / "run" / "run.json").read_text())
+    assert sidecar["execution"]["attention"] == "reference"
+    assert sidecar["changes"] == []
+
+
+def test_another_execution_on_the_way_is_done_said_and_recorded(tmp_path, dataset, caplog):
+    with pytest.raises(KilledError):
+        run(tmp_path, dataset, report=killed_at(9))
+    run(tmp_path, dataset, execution=replace(EXECUTION, micro_batch=1, zero_stage=2))
+    assert "execution.micro_batch: the run was begun with 2 and goes on with 1" in caplog.text
+    sidecar = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert sidecar["changes"] == [
+        {"step": 6, "key": "micro_batch", "from": 2, "to": 1},
+        {"step": 6, "key": "zero_stage", "from": 0, "to": 2},
+    ]
+    assert json.loads((tmp_path / "run" / "deepspeed.json").read_text())["zero_optimization"]["stage"] == 2
+
+
+def test_a_run_begun_on_another_kind_of_device_is_not_continued(tmp_path, dataset):
+    with pytest.raises(KilledError):
+        run(tmp_path, dataset, report=killed_at(9))
+    sidecar = json.loads((tmp_path / "state" / "run.json").read_text())
+    sidecar["execution"]["device"] = "cuda"
+    (tmp_path / "state" / "run.json").write_text(json.dumps(sidecar))
+    with pytest.raises(UserError, match="the run began on cuda, this host offers cpu"):
+        run(tmp_path, dataset)
+
+
+def test_a_subset_of_the_validation_split_is_scored_at_each_checkpoint(tmp_path, dataset):
+    run(tmp_path, dataset)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "validation_loss" in row] == [2, 10]
+    model = load_snapshot(tmp_path / "run" / "snapshots" / "step-00000010.safetensors")
+    tokens = torch.from_numpy(TokenStream.open(dataset).read(0, 17).astype(np.int64))
+    logits = model(tokens[:16].view(2, 8))
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[1:17]).item()
+    assert rows[9]["validation_loss"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_looking_at_validation_changes_no_weight(tmp_path, dataset):
+    run(tmp_path / "with", dataset)
+    run(tmp_path / "without", dataset, execution=replace(EXECUTION, validation_sequences=0))
+    assert weights(tmp_path / "with") == weights(tmp_path / "without")
 
 
 def test_the_state_of_another_learning_rate_is_not_continued(tmp_path, dataset):
@@ -197,14 +244,23 @@ def test_more_tokens_than_there_are_is_told_with_both_numbers(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_with_step_and_rate(tmp_path, dataset):
-    with pytest.raises(UserError, match=r"training broke down: loss .* at step \d+ \(learning rate"):
-        run(tmp_path, dataset, identity_of(learning_rate=1e30, gradient_clip=1e30))
+def test_a_loss_that_is_not_finite_stops_the_run_for_good_with_step_and_batch(tmp_path, dataset):
+    broken = identity_of(learning_rate=1e30, gradient_clip=1e30, warmup_steps=6)
+    with pytest.raises(
+        UserError, match=r"training broke down: loss .* at step \d+ .*windows \d+, \d+ of the tr"
+    ) as first:
+        run(tmp_path, dataset, broken)
     assert not (tmp_path / "run").exists()
+
+    def never(rows, steps):
+        raise AssertionError("a retry must not train")
+
+    with pytest.raises(UserError) as again:
+        run(tmp_path, dataset, broken, report=never)
+    assert str(again.value) == str(first.value)
+    run(tmp_path, dataset)  # another identity is another run
 
 
 def test_an_automatic_micro_batch_divides_the_batch_and_holds_4096_tokens():
-    fixture = load_fixture("mla")
     for context, sequences, expected in ((256, 8, 8), (256, 24, 12), (1024, 10, 2), (8192, 3, 1), (64, 7, 7)):
-        plan = plan_of(fixture, context=context, batch_tokens=context * sequences)
-        assert choose_micro_batch("auto", plan) == expected
+        assert choose_micro_batch("auto", sequences, context) == expected

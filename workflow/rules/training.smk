@@ -4,10 +4,11 @@ rule train:
     output:
         snapshots=directory("results/runs/{run}/snapshots"),
         metrics="results/runs/{run}/metrics.jsonl",
+        deepspeed="results/runs/{run}/deepspeed.json",
         sidecar="results/runs/{run}/run.json",
     log:
         "logs/train/{run}.log",
-    threads: study.execution.threads
+    threads: study.execution.threads * study.execution.processes
     resources:
         gpu=gpus_a_run(study),
     params:

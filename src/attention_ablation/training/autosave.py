@@ -3,6 +3,7 @@
 It belongs to no ZeRO stage and to no number of processes, so a run goes on with another of either. Never a pickle.
 """
 
+import functools
 import logging
 import time
 from pathlib import Path
@@ -50,7 +51,8 @@ class Autosaver:
         folder = self._world.first(lambda: str(state.begin_autosave(self._folder, step)))
         for kind in (WEIGHTS, *MOMENTS):
             tensors = self._engine.weights() if kind == WEIGHTS else self._engine.moments(kind)
-            self._world.first(lambda kind=kind, tensors=tensors: _write(Path(folder) / f"{kind}.safetensors", tensors))
+            write = functools.partial(_write, Path(folder) / f"{kind}.safetensors", tensors)
+            self._world.first(write)
         self._world.first(lambda: state.finish_autosave(self._folder, Path(folder)))
         self._saved_at, self._saved_step = time.monotonic(), step
         log.info("autosaved at step %d in %.1f s", step, self._saved_at - started)

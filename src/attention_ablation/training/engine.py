@@ -28,7 +28,7 @@ class Engine:
 
     def __init__(self, model: LanguageModel, plan: TrainingPlan, resolved: Resolved, world: World) -> None:
         """`model` has its weights, on the CPU; it is moved to the device and from then on is the engine's."""
-        deepspeed = _import_deepspeed(resolved.device)
+        deepspeed = _import_deepspeed(resolved.device, world)
         self.plan = plan
         self.steps_done = 0
         self._world = world
@@ -94,9 +94,7 @@ class Engine:
         self._engine.eval()
         try:
             batches = zip(inputs.split(self._micro_batch), targets.split(self._micro_batch), strict=True)
-            losses = [
-                self._engine(x.to(self._device), y.to(self._device)).double() * len(x) for x, y in batches
-            ]
+            losses = [self._engine(x.to(self._device), y.to(self._device)).double() * len(x) for x, y in batches]
         finally:
             self._engine.train()
         return float(torch.stack(losses).sum() / len(inputs))
@@ -177,7 +175,8 @@ def choose_gpu(world: World) -> None:
     torch.cuda.set_device(world.local_rank)
 
 
-def _import_deepspeed(device: str) -> Any:
+def _import_deepspeed(device: str, world: World) -> Any:
+    os.environ["LOCAL_RANK"] = str(world.local_rank)  # which DeepSpeed wants, however the processes have met
     os.environ["DS_ACCELERATOR"] = device
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     import deepspeed

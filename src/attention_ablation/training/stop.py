@@ -15,8 +15,8 @@ SNAKEMAKE = "ATTENTION_ABLATION_SNAKEMAKE"
 log = logging.getLogger(__name__)
 
 
-class Stopped(Exception):  # noqa: N818: it is no error, the run goes on later
-    """The training was asked to stop and has saved. `exit_code` is what a shell shows for the signal."""
+class Stopped(Exception):  # noqa: N818
+    """The training was asked to stop and has saved: no error. `exit_code` is what a shell shows for the signal."""
 
     def __init__(self, step: int, signal_number: int) -> None:
         self.exit_code = 128 + signal_number
