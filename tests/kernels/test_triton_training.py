@@ -1,11 +1,14 @@
 """Twenty training steps through the interpreted Triton kernels, by way of the DeepSpeed engine."""
 
-import dataclasses
+from dataclasses import replace
 
 import torch
+from torch.distributed import HashStore
+from training.test_engine_parity import RESOLVED
 
 from attention_ablation.training.engine import Engine
 from attention_ablation.training.plan import TrainingPlan
+from attention_ablation.training.world import ALONE, start_process_group
 from model.sizes import VARIANTS, random_model, random_tokens
 
 STEPS, B, T = 20, 1, 33
@@ -29,8 +32,10 @@ PLAN = TrainingPlan(
 
 
 def losses_and_weights(attention: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    config = dataclasses.replace(VARIANTS["MLRA-2"], layers=1, heads=2)
-    engine = Engine(random_model(config, attention=attention), PLAN, device="cpu", micro_batch=B)
+    start_process_group(ALONE, HashStore(), minutes=1)
+    config = replace(VARIANTS["MLRA-2"], layers=1, heads=2)
+    resolved = replace(RESOLVED, attention=attention)
+    engine = Engine(random_model(config, attention=attention), PLAN, resolved, ALONE)
     losses = []
     for step in range(STEPS):
         tokens = random_tokens(B, T + 1, seed=step % 2)  # two batches in turn, which can be learnt

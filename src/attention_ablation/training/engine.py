@@ -120,13 +120,12 @@ class Engine:
 
     def restore(self, steps_done: int, moments: Callable[[str, str], Tensor]) -> None:
         """Go on after `steps_done` updates; `moments(moment, name)` is a saved one. The weights are in already."""
-        for group in self._optimizer.param_groups:
-            for flat in group["params"]:
-                # What AdamW would make at its first step, for a parameter or for this process's share of many.
-                self._optimizer.state[flat] = {
-                    "step": torch.tensor(float(steps_done), device=flat.device),
-                    **{moment: torch.zeros_like(flat, requires_grad=False) for moment in MOMENTS},
-                }
+        for held in self._held_by_the_optimizer():
+            # What AdamW would make at its first step.
+            self._optimizer.state[held] = {
+                "step": torch.tensor(float(steps_done), device=held.device),
+                **{moment: torch.zeros_like(held, requires_grad=False) for moment in MOMENTS},
+            }
         if self._zero_stage in (1, 2):
             self._engine.optimizer._lazy_init_hp_params_optimizer_state()
         for moment in MOMENTS:
@@ -137,6 +136,14 @@ class Engine:
                 else:
                     self._utilities.safe_set_full_optimizer_state(parameter, value.to(self._device), moment)
         self.steps_done = steps_done
+
+    def _held_by_the_optimizer(self) -> list[Tensor]:
+        """The parameters, or from stage 1 on this process's share of all of them as flat tensors."""
+        if self._zero_stage == 0:
+            return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        if self._zero_stage == 3:
+            return list(self._engine.optimizer.fp32_partitioned_groups_flat)
+        return list(self._engine.optimizer.single_partition_of_fp32_groups)
 
     def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         return self._engine.module.model.named_parameters()
