@@ -19,7 +19,7 @@ import yaml
 
 from attention_ablation import identity, workflow
 from attention_ablation.config import BpeTokenizer, FileTokenizer, Study, TokenShardsSource
-from attention_ablation.errors import UserError
+from attention_ablation.errors import UserError, one_line
 from attention_ablation.files import write_json
 from attention_ablation.memory import return_large_blocks
 from attention_ablation.progress import Progress
@@ -41,12 +41,6 @@ def main(arguments: list[str] | None = None) -> int:
             _kernels(options)  # about this code and not about a study
         else:
             options.command(load_study(options.configfile, _overrides(options.config)), options)
-    except UserError as error:
-        if not sys.stderr.isatty():
-            traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
-        tell_launcher(str(error))
-        return 1
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return stopped.exit_code
@@ -54,10 +48,10 @@ def main(arguments: list[str] | None = None) -> int:
         print("error: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        traceback.print_exc()
-        line = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        print(f"error: {line}", file=sys.stderr)
-        tell_launcher(line)
+        if not (isinstance(error, UserError) and sys.stderr.isatty()):
+            traceback.print_exc()
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        tell_launcher(error)
         return 1
     return 0
 

@@ -13,7 +13,7 @@ from attention_ablation.training.world import World, start_process_group
 
 
 def run_in_processes(count: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """`function(world, *arguments)` in each of `count` processes; what each returned, by rank. Raises what one raised."""
+    """What `function(world, *arguments)` returned in each of `count` processes. Raises what it raised in one."""
     context = multiprocessing.get_context("spawn")
     started = [
         context.Process(target=_run, args=(World(rank, count, rank, count), folder, function, arguments))

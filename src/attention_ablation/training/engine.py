@@ -6,6 +6,7 @@ saved belongs to no ZeRO stage and to no number of processes.
 
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -193,4 +194,6 @@ def _import_deepspeed(device: str, world: World) -> Any:
         # Else the first start compiles a shared-memory extension: 68 s, and a compiler that may be absent.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # DeepSpeed calls collectives by their older names, and torch says so at each of them.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.c10d_logger")
     return deepspeed

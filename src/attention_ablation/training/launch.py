@@ -4,13 +4,14 @@ import json
 import logging
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from attention_ablation.errors import UserError
+from attention_ablation.errors import LostPeerError, UserError, one_line
 
 SECONDS_TO_SAVE = 120  # that processes have after a signal, before they are killed
 
@@ -70,21 +71,33 @@ def _torchrun(command: list[str], *, processes: int) -> int:
     except SignalException as signalled:
         return 128 + signalled.sigval
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        if failure.exitcode < 0:
-            raise UserError(f"process {rank} of {processes} was killed ({failure.signal_name()})") from None
-        if failure.exitcode > 128:
-            return int(failure.exitcode)  # it saved, and has said so
-        said = failure.message if Path(failure.error_file).exists() else f"exit code {failure.exitcode}"
-        raise UserError(said) from None
+        return _explained(error.failures, processes)
     return 0
 
 
-def tell_launcher(error: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Leave the reason of this process's end for torchrun, whose last line it becomes."""
+def _explained(failures: Mapping[int, Any], processes: int) -> int:
+    """The exit code of processes that saved and stopped; else UserError with the reason that one of them gave.
+
+    One that only lost another gives none; one that was killed cannot.
+    """
+    for failure in failures.values():
+        if Path(failure.error_file).exists():
+            raise UserError(failure.message)
+    # SIGTERM is how torchrun ends the others.
+    rank, first = min(failures.items(), key=lambda item: (item[1].exitcode in (1, -signal.SIGTERM), item[0]))
+    if first.exitcode > 128:
+        return int(first.exitcode)
+    how = f"was killed ({first.signal_name()})" if first.exitcode < 0 else f"ended with exit code {first.exitcode}"
+    raise UserError(f"process {rank} of {processes} {how}")
+
+
+def tell_launcher(error: Exception, environment: Mapping[str, str] = os.environ) -> None:
+    """Leave the reason of this process's end for the launcher, whose last line it becomes."""
     path = environment.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        Path(path).write_text(json.dumps({"message": error, "timestamp": str(int(time.time()))}), encoding="utf-8")
+    if path and not isinstance(error, LostPeerError):
+        Path(path).write_text(
+            json.dumps({"message": one_line(error), "timestamp": str(int(time.time()))}), encoding="utf-8"
+        )
 
 
 def command_of(arguments: list[str]) -> list[str]:

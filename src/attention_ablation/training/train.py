@@ -34,6 +34,7 @@ from attention_ablation.training.world import (
     LOCKED,
     World,
     connect,
+    leave_process_group,
     peers_expected,
     start_process_group,
     wait_for_the_lock,
@@ -93,6 +94,7 @@ def train(
         else:
             wait_for_the_lock(store)
         start_process_group(world, store, minutes=minutes)
+        held.callback(leave_process_group, world)
         held.enter_context(peers_expected(minutes))
         if world.first(lambda: _is_finished(state_folder, identity, stream.sha256)):
             log.info("finished before: publishing its snapshots")

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from attention_ablation.errors import UserError
+from attention_ablation.errors import LostPeerError, UserError
 
 T = TypeVar("T")
 
@@ -182,27 +182,35 @@ def start_process_group(world: World, store: dist.Store, *, minutes: float) -> N
         )
 
 
+def leave_process_group(world: World) -> None:
+    """End what joins this process to others: gloo's threads would abort it when it exits."""
+    if world.size > 1 and dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def wait_for_the_lock(store: dist.Store) -> None:
     """Wait until the first process has the run's lock, which another job may hold for long."""
     store.wait([LOCKED], LOCK_PATIENCE)
 
 
-_PEER_IS_LOST = re.compile(
-    r"connection (closed|reset|refused)|closed by peer|broken pipe|timed? ?out|timeout|socket|recv|heartbeat",
-    re.IGNORECASE,
-)
+_NO_ANSWER = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
+_ENDED = re.compile(r"connection (closed|reset|refused)|closed by peer|broken pipe|socket|recv", re.IGNORECASE)
 
 
 @contextmanager
 def peers_expected(minutes: float) -> Iterator[None]:
-    """Say in plain words that another process is gone or does not answer."""
+    """Say in plain words that another process is gone (LostPeerError) or does not answer."""
     try:
         yield
     except (RuntimeError, dist.DistError) as error:
         text = " ".join(str(error).split())
-        if not isinstance(error, dist.DistError) and not _PEER_IS_LOST.search(text):
-            raise
-        raise UserError(
-            f"another process of this run has ended, or did not answer within {minutes:g} minutes "
-            f"(execution.collective_minutes); its own error says why ({text[:160]})"
-        ) from error
+        if _NO_ANSWER.search(text):
+            raise UserError(
+                f"another process of this run did not answer within {minutes:g} minutes "
+                f"(execution.collective_minutes): it hangs, or is slower than that ({text[:160]})"
+            ) from error
+        if _ENDED.search(text) or isinstance(error, dist.DistError):
+            raise LostPeerError(
+                f"another process of this run has ended; its own error says why ({text[:160]})"
+            ) from error
+        raise
