@@ -40,7 +40,7 @@ format: env
 
 # Pins every package but torch; wants pip-tools.
 lock:
-	pip-compile -q --extra dev --extra hub --generate-hashes --strip-extras --unsafe-package torch --no-header \
+	pip-compile -q --extra dev --extra hub --extra watch --generate-hashes --strip-extras --unsafe-package torch --no-header \
 		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host -o envs/cpu.txt pyproject.toml
 
 # What this checkout made; `.venv` stays.

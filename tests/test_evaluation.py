@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from training.test_train import identity_of, run, write_dataset
 
 from attention_ablation.errors import UserError
-from attention_ablation.evaluation import batches_of_windows, evaluate, score_windows
+from attention_ablation.evaluation import Scoring, batches_of_windows, evaluate, score_windows
 from attention_ablation.model.snapshots import load_snapshot, save_snapshot
 from attention_ablation.training import state
 
@@ -26,14 +27,16 @@ def trained(tmp_path_factory):
     return folder
 
 
-def scored(folder, name="e", **changes):
+SCORING = Scoring(dataset="noise", tokens=20, precision="float32", code="0123")
+
+
+def scored(folder, name="e", identity=IDENTITY, scoring=SCORING, **changes):
     options = {
-        "snapshots": folder / "run" / "snapshots", "dataset": folder / "dataset.json", "dataset_name": "noise",
-        "tokens": 20, "precision": "float32", "batch": 2, "device": "cpu", "threads": 1, "attention": "auto",
-        "output": folder / f"{name}.parquet", "sidecar": folder / f"{name}.json", "report": lambda *_: None,
-        "code": "0123",
+        "snapshots": folder / "run" / "snapshots", "dataset": folder / "dataset.json", "batch": 2, "device": "cpu",
+        "threads": 1, "attention": "auto", "output": folder / f"{name}.parquet",
+        "sidecar": folder / f"{name}.json", "report": lambda *_: None,
     }  # fmt: skip
-    evaluate("MLRA-2.scaled.seed0-0", changes.pop("identity", IDENTITY), **options | changes)
+    evaluate("MLRA-2.scaled.seed0-0", identity, scoring, **options | changes)
     return pq.read_table(folder / f"{name}.parquet")
 
 
@@ -58,7 +61,10 @@ def test_the_loss_is_the_models_cross_entropy(trained):
 
 
 def test_the_batch_changes_no_loss(trained):
-    losses = [np.array(scored(trained, tokens=150, batch=batch)["loss_sum"]) for batch in (1, 3, 8)]
+    losses = [
+        np.array(scored(trained, scoring=replace(SCORING, tokens=150), batch=batch)["loss_sum"])
+        for batch in (1, 3, 8)
+    ]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
     np.testing.assert_allclose(losses[0], losses[2], rtol=1e-6)
 

@@ -7,11 +7,8 @@ there and refuses to write under the name of another. Steps are imported late: t
 import argparse
 import json
 import logging
-import os
 import sys
 import traceback
-from dataclasses import fields
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +21,9 @@ from attention_ablation.files import write_json
 from attention_ablation.memory import return_large_blocks
 from attention_ablation.progress import Progress
 from attention_ablation.study import load_study
-from attention_ablation.training.launch import command_of, launch, tell_launcher
-from attention_ablation.training.plan import ExecutionPlan
+from attention_ablation.training.launch import tell_launcher
 from attention_ablation.training.stop import Stopped
 from attention_ablation.workflow import STATE
-
-LOG_BYTES = 10_000_000  # of a run's own log; one older one is kept
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -340,55 +334,21 @@ def _train(study: Study, options: argparse.Namespace) -> None:
             f"training.code: {study.training.code} is an older code, which cannot train {options.run} any more; "
             "check that version out, or set training.code: current"
         )
-    from attention_ablation.training.train import Hooks, train
-    from attention_ablation.training.world import world_of
+    from attention_ablation.train_job import run_job
 
-    execution = study.execution
-    world = world_of(os.environ, processes=execution.processes)
-    if world is None:
-        arguments = ["train", "--configfile", workflow.store_study(study)]
-        for flag in ("run", "dataset", "output"):
-            arguments += [f"--{flag}", str(getattr(options, flag))]
-        code = launch(
-            command_of(arguments),
-            processes=execution.processes,
-            nodes=execution.nodes,
-            launcher=execution.launcher,
-            threads=execution.threads,
-        )
-        sys.exit(code)
-    if execution.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS's own condition, before CUDA starts
-    state_folder = STATE / options.run
-    if world.is_first:
-        _keep_log(state_folder)
-    else:
-        logging.getLogger().setLevel(logging.WARNING)  # all say the same
-
-    progress = Progress(options.run.rpartition("-")[0], "steps")
-
-    def report(rows: list[dict[str, Any]], steps: int) -> None:
-        progress.update(rows[-1]["step"], steps, rows[-1]["loss"])
-
-    train(
+    arguments = ["train", "--configfile", workflow.store_study(study), "--run", options.run]
+    arguments += ["--dataset", str(options.dataset), "--output", str(options.output)]
+    code = run_job(
         options.run,
         run_identity,
-        ExecutionPlan(**{field.name: getattr(execution, field.name) for field in fields(ExecutionPlan)}),
-        Hooks(report=report, peak_tokens_per_second=lambda device, precision: 1.0),
-        world=world,
+        study,
+        _scoring(study, identity.code_digest("evaluate")),
+        command=[sys.executable, "-m", "attention_ablation.cli", *arguments],
         dataset=options.dataset,
-        allow_epochs=study.settings_of(run_identity["arm"])[1].epochs == "allow",
-        state_folder=state_folder,
+        state_folder=STATE / options.run,
         output=options.output,
     )
-
-
-def _keep_log(folder: Path) -> None:
-    """Log to the run's own file as well: Snakemake removes the rule's log before each attempt."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handler = RotatingFileHandler(folder / "train.log", maxBytes=LOG_BYTES, backupCount=1)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    logging.getLogger().addHandler(handler)
+    sys.exit(code)
 
 
 def _evaluate(study: Study, options: argparse.Namespace) -> None:
@@ -400,24 +360,32 @@ def _evaluate(study: Study, options: argparse.Namespace) -> None:
         raise UserError(f"--output {options.output}: this study's evaluation is {expected}; start the workflow again")
     from attention_ablation.evaluation import evaluate
 
-    tokens = study.evaluation.tokens
     progress = Progress(options.run.rpartition("-")[0], "snapshots")
     evaluate(
         options.run,
         run_identity,
+        _scoring(study, options.code),
         snapshots=options.snapshots,
         dataset=options.dataset,
-        dataset_name=study.data.source.label,
-        tokens=study.data.validation_tokens if tokens == "all" else tokens,
-        precision=study.evaluation.precision,
         batch=study.evaluation.batch,
         device=study.execution.device,
         threads=study.execution.threads,
         attention=study.execution.attention,
         output=options.output,
         sidecar=options.sidecar,
-        code=options.code,
         report=progress.update,
+    )
+
+
+def _scoring(study: Study, code: str) -> Any:
+    from attention_ablation.evaluation import Scoring
+
+    tokens = study.evaluation.tokens
+    return Scoring(
+        dataset=study.data.source.label,
+        tokens=study.data.validation_tokens if tokens == "all" else tokens,
+        precision=study.evaluation.precision,
+        code=code,
     )
 
 

@@ -380,7 +380,7 @@ class Checkpoints(Strict):
 
 
 class Training(Strict):
-    """How each run is trained. Every leaf is part of a run's identity."""
+    """How each run is trained. Every leaf but `keep_snapshots` is part of a run's identity."""
 
     tokens: Count = Field(description="training tokens a run")
     batch_tokens: Count = Field(description="tokens an optimiser step, over all processes and micro-batches")
@@ -396,6 +396,11 @@ class Training(Strict):
     )
     seeds: Annotated[list[Seed], Field(min_length=1)] = Field([0], description="of initial weights and data order")
     checkpoints: Checkpoints
+    keep_snapshots: Literal["all", "last"] = Field(
+        "all",
+        description="last: the training scores each snapshot as the evaluation would and keeps only the last one's "
+        "weights (100 snapshots of the paper's six runs would be 3.4 TB); no part of a run's identity",
+    )
     epochs: Literal["refuse", "allow"] = Field(
         "refuse", description="what to do when the corpus has fewer tokens than `tokens`"
     )
@@ -476,6 +481,12 @@ class Execution(Strict):
     autosave_steps: Natural = Field(0, description="between two autosaves, in steps as well; 0: by time alone")
     validation_sequences: Natural = Field(
         16, description="first windows of the validation split, scored at each checkpoint for the metrics; 0: none"
+    )
+    tensorboard: bool = Field(
+        False, description="the metrics in logs/watch/<run>/ for `tensorboard --logdir logs/watch`; extra `watch`"
+    )
+    wandb: Literal["none", "offline", "online"] = Field(
+        "none", description="the metrics to Weights & Biases; offline: kept in logs/watch/<run>/ for `wandb sync`"
     )
     tokenize_threads: Count = Field(
         1, description="CPU threads a tokenising job; as many jobs at once as fit the cores"
@@ -613,7 +624,7 @@ def _set_leaf(tree: dict[str, Any], dotted: str, value: Any) -> None:
     if isinstance(node[keys[-1]], dict):
         below = [leaf for leaf in _leaves(tree) if leaf.startswith(f"{dotted}.")]
         raise ValueError(f"override: {dotted!r} is a group of leaves; valid are {', '.join(below)}")
-    if dotted in ("training.seeds", "training.code"):
+    if dotted in ("training.seeds", "training.code", "training.keep_snapshots"):
         raise ValueError(f"override: {dotted!r} belongs to all arms alike (an arm has its own `seeds`)")
     node[keys[-1]] = value
 

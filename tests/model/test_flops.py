@@ -40,8 +40,8 @@ def test_pytorch_counts_the_same(variant):
     model = random_model(config, attention="reference")
     with FlopCounterMode(display=False) as counter:
         model(tokens).float().sum().backward()
-    # The reference multiplies all 8 x 8 pairs of tokens, where (8 + 1) / 2 of 8 are seen, and the rope parts of queries
-    # and keys, which all branches share, once.
+    # The reference multiplies all 8 x 8 pairs of tokens, where (8 + 1) / 2 of 8 are seen, and the rope parts of
+    # queries and keys, which all branches share, once.
     count = flops_per_token(config, 8)
     shared = 3 * config.layers * config.heads * (config.branches - 1) * 2 * 8 * config.rope_dim
     expected = tokens.numel() * (count.dense + count.attention * 16 / 9 - shared)

@@ -5,7 +5,6 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -98,8 +97,3 @@ def tell_launcher(error: Exception, environment: Mapping[str, str] = os.environ)
         Path(path).write_text(
             json.dumps({"message": one_line(error), "timestamp": str(int(time.time()))}), encoding="utf-8"
         )
-
-
-def command_of(arguments: list[str]) -> list[str]:
-    """The command line of one process of `ablation ARGUMENTS`."""
-    return [sys.executable, "-m", "attention_ablation.cli", *arguments]

@@ -205,10 +205,13 @@ def remove_autosave(path: Path) -> None:
 # --- snapshots ------------------------------------------------------------------------------------------------
 
 
-def record_snapshot(folder: Path, path: Path, step: int, tokens_seen: int) -> None:
-    """Remember a snapshot that was just saved, so that it can be checked before it is declared whole."""
-    entries = [entry for entry in recorded_snapshots(folder) if entry["step"] < step]
-    write_json(folder / RECORD, [*entries, {"step": step, "tokens_seen": tokens_seen} | facts_of(path)])
+def record_snapshot(folder: Path, path: Path, entry: dict[str, Any]) -> None:
+    """Remember a snapshot that was just saved, so that it can be checked before it is declared whole.
+
+    `entry` tells its `step`, and what else the manifest shall say of it.
+    """
+    entries = [before for before in recorded_snapshots(folder) if before["step"] < entry["step"]]
+    write_json(folder / RECORD, [*entries, entry | facts_of(path)])
 
 
 def recorded_snapshots(folder: Path) -> list[dict[str, Any]]:

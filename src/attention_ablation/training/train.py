@@ -48,9 +48,14 @@ log = logging.getLogger(__name__)
 
 
 class Score(Protocol):
-    """Scores a snapshot's weights and writes the rows to `path` in place of them; all processes call."""
+    """Scores a snapshot's weights and writes the rows to `path` in place of them; all processes call.
 
-    def __call__(self, weights: dict[str, Tensor], entry: Mapping[str, Any], path: Path) -> None: ...
+    Returns what the scores were made with, for the manifest.
+    """
+
+    def __call__(
+        self, weights: dict[str, Tensor], entry: dict[str, Any], path: Path, device: str
+    ) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -186,7 +191,7 @@ class Run:
             plan,
             world,
             steps_done=steps_done,
-            peak_tokens_per_second=world.size * hooks.peak_tokens_per_second(self._resolved.device, plan.precision),
+            peak_tokens_per_second=world.size * world.first(self._peak),
         )
         self._autosaver = autosave.Autosaver(
             self._engine, world, folder, minutes=execution.autosave_minutes, steps=execution.autosave_steps
@@ -215,6 +220,9 @@ class Run:
             autosave.restore(engine, start[1], start[0])
         log.info("%s at step %d of %d", "resuming" if start else "starting", engine.steps_done, plan.steps)
         return engine
+
+    def _peak(self) -> float:
+        return self._hooks.peak_tokens_per_second(self._resolved.device, self._plan.precision)
 
     def _write_sidecar(self, changes: list[dict[str, Any]]) -> None:
         state.keep_snapshots_up_to(self._folder, self._engine.steps_done)
@@ -287,23 +295,22 @@ class Run:
 
     def _save_snapshot(self) -> None:
         step = self._engine.steps_done
-        tokens_seen = step * self._plan.batch_tokens
+        entry: dict[str, Any] = {"step": step, "tokens_seen": step * self._plan.batch_tokens}
         weights = self._engine.weights()
         path = self._folder / state.SNAPSHOTS / f"step-{step:08d}.safetensors"
         if self._hooks.score is not None and step < self._plan.steps:
             path = path.with_suffix(".parquet")
-            self._hooks.score(weights, {"step": step, "tokens_seen": tokens_seen}, path)
+            entry["scored"] = self._hooks.score(weights, entry, path, self._resolved.device)
         else:
             metadata = {
                 "run": self._name,
                 "model": self._identity["model"],
                 "scaling": self._identity["scaling"],
                 "identity": self._identity,
-                "step": step,
-                "tokens_seen": tokens_seen,
+                **entry,
             }
             self._world.first(lambda: save_snapshot(path, weights, metadata))
-        self._world.first(lambda: state.record_snapshot(self._folder, path, step, tokens_seen))
+        self._world.first(lambda: state.record_snapshot(self._folder, path, entry))
 
     def totals(self) -> str:
         """What this process has done, in a line."""
