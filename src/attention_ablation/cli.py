@@ -123,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         ("--output", path("files to write; the format is the suffix, .csv and .md are the tables", nargs="+")),
         code,
     )
+    command(_clean, ("--failed", {"action": "store_true", "help": "the marks of failed trainings"}))
     kernels = commands.add_parser("kernels", help=_kernels.__doc__, description=_kernels.__doc__)
     kernels.add_argument("--target", required=True, help="the architecture, sm_80, sm_90, sm_100 and the like")
     kernels.set_defaults(command=_kernels)
@@ -477,6 +478,18 @@ def _figure(study: Study, options: argparse.Namespace) -> None:
     )
     for format_ in set(FORMATS) - set(outputs):  # drawn when the study asked for it: it would show another figure
         csv.with_suffix(f".{format_}").unlink(missing_ok=True)
+
+
+# --- what earlier runs left -----------------------------------------------------------------------------------
+
+
+def _clean(study: Study, options: argparse.Namespace) -> None:
+    """Take the marks off those of the study's runs that failed by their own nature, so that they are tried again."""
+    from attention_ablation.training.state import forget_failure
+
+    for run in identity.runs(study):
+        if error := forget_failure(STATE / run):
+            print(f"{run}: will be tried again; it had failed with: {error}")
 
 
 # --- kernels --------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -67,11 +68,14 @@ def write_dataset(folder, *, tokens: int):
     return path
 
 
-def run(folder, dataset, identity=None, report=lambda *_: None, execution=EXECUTION) -> None:
-    hooks = Hooks(report=report, peak_tokens_per_second=lambda device, precision: 1e9)
+def run(
+    folder, dataset, identity=None, report=lambda *_: None, execution=EXECUTION, score=None, world=ALONE,
+    environment=MappingProxyType({}),
+) -> None:  # fmt: skip
+    hooks = Hooks(report, lambda device, precision: 1e9, score)
     train(
-        "a.b.seed0-0", identity or identity_of(), execution, hooks, world=ALONE, dataset=dataset, allow_epochs=False,
-        state_folder=folder / "state", output=folder / "run", environment={},
+        "a.b.seed0-0", identity or identity_of(), execution, hooks, world=world, dataset=dataset, allow_epochs=False,
+        state_folder=folder / "state", output=folder / "run", environment=environment,
     )  # fmt: skip
 
 

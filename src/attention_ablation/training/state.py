@@ -97,12 +97,25 @@ def record_failure(folder: Path, error: str) -> None:
     write_json(folder / FAILURE, {"error": error})
 
 
+def failure_of(folder: Path) -> str | None:
+    """Why the run failed by its own nature, as it was told the first time, or None."""
+    if not (folder / FAILURE).exists():
+        return None
+    found = read_json(folder / FAILURE)
+    return str(found.get("error")) if isinstance(found, dict) else f"{folder / FAILURE}: the run failed before"
+
+
 def check_not_failed(folder: Path) -> None:
-    """Raise the recorded failure again, as it was told the first time."""
-    if (folder / FAILURE).exists():
-        found = read_json(folder / FAILURE)
-        error = found.get("error") if isinstance(found, dict) else None
-        raise UserError(str(error or f"{folder / FAILURE}: the run failed before"))
+    """Raise the recorded failure again."""
+    if error := failure_of(folder):
+        raise UserError(error)
+
+
+def forget_failure(folder: Path) -> str | None:
+    """Let the run be tried again; returns the failure that was recorded, or None."""
+    error = failure_of(folder)
+    (folder / FAILURE).unlink(missing_ok=True)
+    return error
 
 
 def read_json(path: Path) -> Any:
